@@ -27,6 +27,8 @@ EDGE = ("loading/", "torch_ops/")
 TRUSTED = "loading/load_model.py"
 # It starts this Python, with this package, and hands it paths, and what was asked for: nothing of a file's.
 STARTS = "cli/pool.py"
+# The one room where the system's own calls are made.
+SYSTEM = "system/"
 # Two tables of our own names, whose modules are imported when they are asked for.
 TABLES = {"__init__.py", "cli/verbs.py"}
 INSIDE = sorted(name for name in TOOL if not name.startswith(EDGE))
@@ -127,7 +129,7 @@ def test_no_module_runs_what_a_file_says(name: str) -> None:
 @each("name", INSIDE)
 def test_no_module_has_the_means_to_run_anything(name: str) -> None:
     allowed = TALKS if name.startswith(NETWORK) else {"importlib"} if name in TABLES else set()
-    allowed = {"multiprocessing"} if name == STARTS else allowed
+    allowed = {"multiprocessing"} if name == STARTS else {"ctypes"} if name.startswith(SYSTEM) else allowed
     assert ((RUNNERS | TALKS) - allowed).isdisjoint(imported(name))
 
 
@@ -172,7 +174,7 @@ def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
     assert not [name for name in loaded if name.startswith(("ckptool.loading", "ckptool.torch_ops"))]
 
 
-@each("name", sorted(name for name in INSIDE if not name.startswith(("sources/", "migration/output/"))))
+@each("name", sorted(name for name in INSIDE if not name.startswith((SYSTEM, "sources/", "migration/output/"))))
 def test_only_sources_and_outputs_open_files(name: str) -> None:
     called = {_dotted(node.func) for node in nodes(name) if isinstance(node, ast.Call)}
 
@@ -248,6 +250,50 @@ def test_json_is_read_by_the_strict_parser() -> None:
     }
     for name in ("formats/safetensors.py", "migration/safetensors_plan.py"):
         assert {"json.load", "json.loads", "json.JSONDecoder"}.isdisjoint(mentioned(name))
+
+
+ASKS = {
+    "os.pread", "os.preadv", "os.pwrite", "os.pwritev", "os.copy_file_range", "os.posix_fadvise", "os.posix_fallocate",
+    "os.fsync", "os.fdatasync", "os.fchmod", "os.fchown", "os.link", "os.rename", "os.replace", "os.readlink",
+    "os.statvfs", "os.fstatvfs", "os.sysconf", "os.kill", "os.open", "os.getxattr", "os.setxattr", "os.listxattr",
+    "os.name", "sys.platform",
+}  # fmt: skip
+SYSTEMS_MODULES = {"fcntl", "resource", "msvcrt", "selectors", "termios"}
+NOT_YET = {
+    "migration/output/__init__.py",
+    "migration/output/editing.py",
+    "migration/output/lines.py",
+    "migration/output/opening.py",
+    "migration/output/parts.py",
+}
+
+
+@each("name", sorted(name for name in TOOL if not name.startswith(SYSTEM)))
+def test_one_package_makes_the_calls_that_differ_between_systems(name: str) -> None:
+    options = {one.arg for node in nodes(name) if isinstance(node, ast.Call) for one in node.keywords}
+    texts = {node.value for node in nodes(name) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    found = {
+        *(ASKS & mentioned(name)),
+        *(SYSTEMS_MODULES & set(imported(name))),
+        *({"dir_fd", "src_dir_fd"} & options),
+        *(one for one in mentioned(name) if one.startswith("os.O_") or one.endswith((".CDLL", ".WinDLL"))),
+        *(one for one in texts if one.startswith(("/proc/", "/sys/", "O_"))),
+    }
+
+    assert bool(found) == (name in NOT_YET), found
+
+
+def test_every_system_has_the_same_functions() -> None:
+    posix, nt = (
+        {
+            node.name: (ast.unparse(node.args), ast.unparse(node.returns) if node.returns else "")
+            for node in parsed(f"{SYSTEM}{one}.py").body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        }
+        for one in ("posix", "nt")
+    )
+
+    assert posix == nt
 
 
 def test_reading_never_opens_for_writing() -> None:

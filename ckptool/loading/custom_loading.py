@@ -20,11 +20,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ckptool.errors import CkptoolError, KeyMismatch, ShapeMismatch, UnsupportedFeature
-from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.placement import CPU
 from ckptool.loading.memory.threads import in_own_thread
 from ckptool.loading.model_plan import entries_of, model_tensors, other_sizes, partly
 from ckptool.names.matching import is_benign, may_be_missing
+from ckptool.system import free_memory
 
 T = TypeVar("T")
 _HOLDERS: Final = (MethodType, partial, list, tuple, set, frozenset, dict)

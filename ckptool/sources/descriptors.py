@@ -20,7 +20,6 @@ import errno
 import os
 import re
 import stat
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -28,6 +27,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, TypeVar
 
+from ckptool import system
 from ckptool.errors import (
     CkptoolError,
     Failure,
@@ -40,18 +40,12 @@ from ckptool.errors import (
 from ckptool.sources.journal import refuse_edited
 from ckptool.sources.source import CLOSED
 
-if sys.platform != "win32":
-    import resource
-
 _T = TypeVar("_T")
 
 _MOST_OPEN: Final = 128
 _FEWEST_OPEN: Final = 4
 _SHARE: Final = 4
 """Of the descriptors that the process may have, one in so many is for the pool."""
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-_FILE = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
 _LONGEST_LINK = 9 * len("../") + len("blobs/") + 64
 NO_DESCRIPTOR = "descriptors"
@@ -230,21 +224,13 @@ if hasattr(os, "register_at_fork"):
 
 def most_open() -> int:
     """Return how many files and folders the pool may have open."""
-    allowed = _allowed()
+    allowed = system.most_descriptors()
     return _MOST_OPEN if allowed is None else max(_FEWEST_OPEN, min(_MOST_OPEN, allowed // _SHARE))
-
-
-def _allowed() -> int | None:
-    """Return how many descriptors the process may have; None if there is no limit."""
-    if sys.platform == "win32":
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def refuse_many_mappings(fd: int) -> None:
     """Raise OSError if half of all descriptors are taken: each mapping has one of its own, until Python 3.13."""
-    allowed = _allowed()
+    allowed = system.most_descriptors()
     if allowed is not None:
         lowest = os.dup(fd)
         os.close(lowest)
@@ -293,7 +279,7 @@ def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
 def open_folder(path: str) -> int:
     """Return a descriptor of a directory, for ``open_below``; raise FileUnavailable if there is none."""
     try:
-        return os.open(path, _FOLDER)
+        return system.open_folder(path)
     except OSError as error:
         raise unavailable(error) from error
 
@@ -301,7 +287,7 @@ def open_folder(path: str) -> int:
 def open_folder_below(folder: int, name: str) -> int:
     """Return a descriptor of a directory in an open one; raise FileUnavailable if it is missing, a file or a link."""
     try:
-        found = _open_or_target(name, _FOLDER, folder)
+        found = _open_or_target(system.open_folder_at, folder, name)
     except OSError as error:
         raise unavailable(error) from error
     if isinstance(found, str):
@@ -320,8 +306,8 @@ def open_below(folder: int, name: str) -> int:
     *folders, file = components(name)
     with ExitStack() as stack:
 
-        def opened(component: str, flags: int, inside: int) -> int:
-            fd = _open_or_target(component, flags, inside)
+        def opened(component: str, inside: int) -> int:
+            fd = _open_or_target(system.open_folder_at, inside, component)
             if isinstance(fd, str):
                 raise _refused_link()
             stack.callback(os.close, fd)
@@ -332,15 +318,15 @@ def open_below(folder: int, name: str) -> int:
             match = _BLOB.fullmatch(target)
             below = root = folder
             for _ in range(match[1].count("/") if match else 0):
-                below, root = root, opened("..", _FOLDER, root)
+                below, root = root, opened("..", root)
             if match is None or _place_under("snapshots", root, follow=False) != _place(os.fstat(below)):
                 return None
-            return os.open(match[2], _FILE | _NO_LINK, dir_fd=opened("blobs", _FOLDER, root))
+            return system.open_at(opened("blobs", root), match[2])
 
         try:
             for component in folders:
-                folder = opened(component, _FOLDER, folder)
-            found = _open_or_target(file, _FILE, folder)
+                folder = opened(component, folder)
+            found = _open_or_target(system.open_at, folder, file)
             fd = blob(found) if isinstance(found, str) else found
             if fd is None:
                 raise _refused_link()
@@ -371,10 +357,10 @@ def is_link(folder: int, name: str) -> bool:
     return _link(name, folder) is not None
 
 
-def _open_or_target(name: str, flags: int, folder: int) -> int | str:
+def _open_or_target(opening: Callable[[int, str], int], folder: int, name: str) -> int | str:
     """Return a descriptor of an entry of an open folder; for a link, which is not followed, its target."""
     try:
-        return os.open(name, flags | _NO_LINK, dir_fd=folder)
+        return opening(folder, name)
     except OSError:  # asked only now: most names are no links
         target = _link(name, folder)
         if target is None:
@@ -389,7 +375,7 @@ def _place(status: os.stat_result) -> tuple[int, int]:
 def _link(name: str, folder: int) -> str | None:
     """Return the target of a link; None if there is no link of that name."""
     try:
-        return os.readlink(name, dir_fd=folder)
+        return system.link_at(folder, name)
     except OSError:
         return None
 
@@ -398,13 +384,13 @@ def _text(fd: int) -> str:
     """Return the content of a file short enough to be a link that was copied as text; of any other, an empty text."""
     status = os.fstat(fd)
     is_short = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _LONGEST_LINK
-    return os.pread(fd, _LONGEST_LINK, 0).decode("ascii", "replace") if is_short else ""
+    return system.read_at(fd, _LONGEST_LINK, 0).decode("ascii", "replace") if is_short else ""
 
 
 def _place_under(name: str, folder: int, *, follow: bool) -> tuple[int, int] | None:
     """Return device and inode of a file in a folder; None if there is no such file."""
     try:
-        return _place(os.stat(name, dir_fd=folder, follow_symlinks=follow))
+        return _place(system.stat_at(folder, name, follow=follow))
     except OSError:
         return None
 

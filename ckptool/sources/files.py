@@ -14,19 +14,19 @@ import io
 import os
 import re
 import stat
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from shlex import join, quote
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
+from ckptool import system
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources import descriptors
 from ckptool.sources.descriptors import Descriptor, Pooled, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
-from ckptool.sources.paths import is_likely, is_network, near_to
+from ckptool.sources.paths import is_likely, near_to
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -45,14 +45,12 @@ if TYPE_CHECKING:
 Origin: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 
-_NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-"""Before, a mapping kept a descriptor of its file for itself."""
 _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class FileSource(StepwiseSource, SourceInFolder):
-    """A regular file, read with ``pread``; ``held`` is the one under ``path``, where it was opened already."""
+    """A regular file, read at positions; ``held`` is the one under ``path``, where it was opened already."""
 
     def __init__(self, path: str, cancellation: Cancellation | None = None, held: Descriptor | None = None) -> None:
         super().__init__()
@@ -66,9 +64,9 @@ class FileSource(StepwiseSource, SourceInFolder):
     def _read(self, offset: int, nbytes: int) -> bytes:
         with self._held as fd:
             try:
-                data = os.pread(fd, nbytes, offset)
-                while len(data) < nbytes:  # one call returns at most 2 GiB on Linux
-                    more = os.pread(fd, nbytes - len(data), offset + len(data))
+                data = system.read_at(fd, nbytes, offset)
+                while len(data) < nbytes:  # one call returns at most 2 GiB
+                    more = system.read_at(fd, nbytes - len(data), offset + len(data))
                     if not more:
                         raise changed(offset, nbytes, len(data), self.path)
                     data += more
@@ -83,7 +81,7 @@ class FileSource(StepwiseSource, SourceInFolder):
             check_cancelled(self.cancellation)
             with self._held as fd:
                 try:
-                    count = os.preadv(fd, [buffer[filled : filled + step]], offset + filled)
+                    count = system.read_into_at(fd, buffer[filled : filled + step], offset + filled)
                 except OSError as error:
                     raise unreadable(error, offset + filled, self.path) from error
             if not count:
@@ -98,25 +96,18 @@ class FileSource(StepwiseSource, SourceInFolder):
             SourceChanged: It shrank since it was opened. If it shrinks later, touching what is gone kills the process.
             OSError: The system has no room for it, or mappings have so many descriptors that few are left.
         """
-        import mmap  # what only reads needs none
-
-        # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
         with self._held as fd:
             if isinstance(self._held, Pooled):
                 refuse_many_mappings(fd)
             try:
-                if hasattr(os, "posix_fadvise"):  # more is read at once where a page is touched that is not in memory
-                    with suppress(OSError):
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-                return mmap.mmap(fd, self.nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
+                return system.map_private(fd, self.nbytes)
             except ValueError as error:
                 raise changed(0, self.nbytes, status_of(fd).st_size, self.path) from error
 
     def is_remote(self) -> bool:
         """Say whether it is read over a network."""
         with self._held as fd:
-            return is_network(fd)
+            return system.is_network(fd)
 
     def fileno(self) -> int:
         """Return the open file's descriptor; raise ValueError if the source is closed."""
@@ -179,10 +170,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
                 from ckptool.sources.remote.opening import open_remote  # few files are far away
 
                 return open_remote(path, cancellation)
-        if hasattr(os, "pread"):
-            return FileSource(path, cancellation), path
-        fd = open_regular(path)  # Windows has no pread
-        return StreamSource(os.fdopen(fd, "rb"), cancellation, owned=True), path
+        return FileSource(path, cancellation), path
     given: object = origin
     if not hasattr(given, "seekable") or isinstance(given, io.TextIOBase):
         kind = type(given).__name__
@@ -208,12 +196,9 @@ def open_regular(path: str) -> int:
         FileUnavailable: It is missing, not permitted, or something else.
         UnfinishedEdit: An edit in place left it neither old nor new, so far.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        fd = os.open(path, flags)
+        fd = system.open_reading(path)
     except OSError as error:
-        if os.name == "nt" and os.path.isdir(path):
-            raise folder_instead() from error  # it is not permitted to open one there
         raise unavailable(path, error) from error
     except ValueError as error:  # a NUL in the path
         raise FileUnavailable("not a path", kind="missing") from error

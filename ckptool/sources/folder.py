@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from ckptool import system
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, Failure, LimitExceeded, SourceChanged
 from ckptool.limits import FOLDER_NAMES
@@ -165,7 +166,7 @@ class FolderSource(Source):
         """Return the size of a file in it; None if it is not there any more."""
         with self._directory as fd:
             try:
-                return os.stat(name, dir_fd=fd).st_size
+                return system.stat_at(fd, name).st_size
             except OSError:
                 return None
 

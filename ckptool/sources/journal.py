@@ -23,6 +23,7 @@ from struct import Struct
 from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
+from ckptool import system
 from ckptool.errors import UnfinishedEdit, reason_of
 
 _MAGIC: Final = b"ckptool undo 2\n\0"
@@ -32,7 +33,6 @@ _RANGE: Final = Struct("<2q")
 _SUM_NBYTES: Final = 4
 _MOST_NBYTES: Final = 1 << 28
 _PIECE: Final = 1 << 16
-_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _END: Final = ".ckptool-undo"
 _LONGEST: Final = 255 - len(".new")
 """Bytes that the name of a journal may have: what file systems allow, less the suffix of an incomplete one."""
@@ -141,7 +141,7 @@ class Journal(NamedTuple):
             for at in range(0, len(new), _PIECE):
                 will = Run(offset + at, bytes(new[at : at + _PIECE]))
                 was = bytes(old[at : at + _PIECE]).ljust(len(will.data), b"\0")
-                now = os.pread(fd, len(was), will.offset).ljust(len(was), b"\0")
+                now = system.read_at(fd, len(was), will.offset).ljust(len(was), b"\0")
                 is_old, is_new = is_old and now == was, is_new and now == will.data
                 if now not in (was, will.data):
                     poisoned = poisoned_at(self.new_guard, Run(will.offset, poisoned_at(self.guard, will)))
@@ -168,20 +168,18 @@ def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
     """
     there = journal_path(path)
     try:
-        status = os.lstat(there, dir_fd=folder)
+        status = system.stat_at(folder, there, follow=False)
     except OSError:
         return Found("none")
-    if not hasattr(os, "pread"):
-        return Found("unread", "this system cannot edit files in place")
     opened = []
     try:
         if fd is None:
-            opened.append(fd := os.open(path, _FLAGS, dir_fd=folder))
+            opened.append(fd := system.open_reading(path))
         why = _foreign(status, os.fstat(fd))
         if not why:
-            opened.append(journal := os.open(there, _FLAGS | getattr(os, "O_NOFOLLOW", 0), dir_fd=folder))
+            opened.append(journal := system.open_at(folder, there))
             why = _foreign(os.fstat(journal), os.fstat(fd))
-            data = b"" if why else os.pread(journal, _MOST_NBYTES + 1, 0)
+            data = b"" if why else system.read_at(journal, _MOST_NBYTES + 1, 0)
             if data.startswith(_MAGIC):
                 return _judged(data, fd)
         return Found("foreign", why or "its first bytes are no journal's")
@@ -238,7 +236,7 @@ def _judged(data: bytes, fd: int) -> Found:
 
 def has(fd: int, run: Run) -> bool:
     """Say whether an open file has these bytes."""
-    return os.pread(fd, len(run.data), run.offset) == run.data
+    return system.read_at(fd, len(run.data), run.offset) == run.data
 
 
 def poison_like(guard: Run) -> bytes:

@@ -16,15 +16,6 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 INDEX: Final = ".index.json"
 _LASTS: Final = 2.0
 """Seconds that a listing is good for: by then a change shows in the time of the directory, however coarse that is."""
-_MOUNTS: Final = "/proc/self/mountinfo"
-
-# fmt: off
-_NETWORK: Final = frozenset((
-    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3",
-    "smbfs", "vboxsf", "virtiofs", "wekafs",
-))
-# fmt: on
-
 
 # fmt: off
 UNTOLD: Final = frozenset((
@@ -87,15 +78,6 @@ def _listed(path: str, folders: bool, *_identity: float) -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in entries if (entry.is_dir() if folders else entry.is_file())))
 
 
-def system_text(path: str) -> str:
-    """Return the text of one of the system's own files, as in ``/proc``; an empty string where there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
 def first_bytes(path: str, most_nbytes: int) -> bytes:
     """Return what a file begins with; no bytes where it cannot be read."""
     try:
@@ -116,25 +98,3 @@ def is_same_file(one: str, other: str) -> bool:
         return os.path.samefile(one, other)
     except (OSError, ValueError):
         return False
-
-
-def is_network(fd: int) -> bool:
-    """
-    Say whether an open file answers over a network, or through a process (FUSE), one small page fault at a time.
-
-    Goes by the type of the mount, on Linux; False wherever that is not known.
-    """
-    device = os.fstat(fd).st_dev
-    kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
-    return kind in _NETWORK or kind.startswith("fuse.")
-
-
-def _mount_types() -> dict[str, str]:
-    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
-    found = {}
-    for line in system_text(_MOUNTS).splitlines():
-        mount, _, rest = line.partition(" - ")
-        fields = mount.split()
-        if len(fields) > 2 and rest:
-            found[fields[2]] = rest.split()[0]
-    return found

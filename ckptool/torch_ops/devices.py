@@ -5,13 +5,13 @@ them where it is missing.
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from ckptool import system
 from ckptool.errors import MigrationRefused, MissingPackage
 from ckptool.torch_ops.packages import needed
 
@@ -88,20 +88,8 @@ def _cpu() -> Device:
     import torch
 
     name = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    return Device(
-        tag="cpu",
-        name=name,
-        free_nbytes=_physical_memory("SC_AVPHYS_PAGES"),
-        total_nbytes=_physical_memory("SC_PHYS_PAGES"),
-    )
-
-
-def _physical_memory(pages: str) -> int | None:
-    # Not on Windows; macOS knows the total but not what is available.
-    try:
-        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+    free, total = system.physical_memory()
+    return Device(tag="cpu", name=name, free_nbytes=free, total_nbytes=total)
 
 
 def _accelerated() -> Iterator[Device]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import ckptool
-from ckptool.loading.memory import host
-from ckptool.loading.memory.available import free_memory
-from ckptool.sources import paths
-from ckptool.sources.paths import is_network
+from ckptool import system
+from ckptool.system import free_memory, is_network, linux
 from tests.each import each
 from tests.loading.same import saved
 
@@ -41,7 +41,7 @@ active_file 536870912
 def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return what the system's files hold, to be changed."""
     found: dict[str, str] = {"/proc/meminfo": MEMINFO}
-    monkeypatch.setattr(paths, "system_text", lambda path: found.get(path, ""))
+    monkeypatch.setattr(linux, "text_of", lambda path: found.get(path, ""))
     return found
 
 
@@ -92,7 +92,7 @@ def test_what_is_free_is_what_the_machine_has_within_the_limits_of_containers(
     files: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"/proc/meminfo": MEMINFO} | files
-    monkeypatch.setattr(paths, "system_text", lambda path: found.get(path, ""))
+    monkeypatch.setattr(linux, "text_of", lambda path: found.get(path, ""))
     assert free_memory() == expected
 
 
@@ -158,7 +158,10 @@ def test_files_that_answer_over_a_network_are_read_unless_told_otherwise(
 
 
 def test_a_system_that_cannot_map_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmapped(fd: int, nbytes: int) -> Any:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
     saved({"a": torch.ones(1000)}, tmp_path / "x.pth")
-    monkeypatch.setattr(host.os, "name", "nt")
+    monkeypatch.setattr(system, "map_private", unmapped)
 
     assert ckptool.load(str(tmp_path / "x.pth"), mmap=True)["a"].eq(1).all()

@@ -28,6 +28,7 @@ from ckptool import (
     check,
     load,
     open_checkpoint,
+    system,
 )
 from ckptool.sources.naming import shown_path
 from ckptool.sources.remote import web
@@ -114,7 +115,7 @@ def test_a_download_without_an_end_has_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_download_leaves_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_free_nbytes", lambda: MIB)
+    monkeypatch.setattr(system, "free_room", lambda _: MIB)
     with serving({"/x": LARGE}) as server:
         with pytest.raises(FileUnavailable, match=f"it has {len(LARGE):,} bytes; at most 983,040 are taken"):
             open_checkpoint(Remote(f"{server.url}/x", download=True))

@@ -621,20 +621,6 @@ def test_a_path_with_the_member_mark_that_exists_is_a_path(tmp_path: Path) -> No
         assert (checkpoint.member, list(checkpoint.tensors)) == (None, ["w"])
 
 
-def test_where_files_cannot_be_read_by_position_they_are_read_as_streams(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x").write_bytes(build.pickled({"w": 1}))
-    monkeypatch.delattr(os, "pread")
-
-    found, shown = open_source(tmp_path / "x")
-    assert isinstance(found, StreamSource)
-    assert shown == str(tmp_path / "x")
-    found.close()
-    with open_checkpoint(tmp_path / "x") as checkpoint:
-        assert checkpoint.format == "pickle"
-
-
 def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:
     source, shown = open_source(checkpoint_path)
 

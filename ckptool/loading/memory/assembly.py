@@ -17,7 +17,6 @@ import torch
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
-from ckptool.loading.memory.available import free_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Memory, Mmap, buffer_of
 from ckptool.loading.memory.placement import (
@@ -35,6 +34,7 @@ from ckptool.messages import not_cast, show
 from ckptool.sections import completed
 from ckptool.sources.checksums import checksum_in_memory
 from ckptool.sources.source import Meter, Progress, Source
+from ckptool.system import free_memory
 from ckptool.tensors.pieces import PiecesSource, Place
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import SPARSE_PARTS, StorageRef, TensorInfo

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
+from ckptool import system
 from ckptool.errors import OutOfMemory
 from ckptool.sources.files import file_under
 from ckptool.sources.source import Source
@@ -34,9 +33,6 @@ _RETURNED = 4 << 20
 _MOST_THREADS = 4
 _STEP = 1 << 20
 """What a thread reads after its pages were made, while they are in the cache."""
-_MADV_POPULATE_WRITE = 23
-"""Linux 5.14, include/uapi/asm-generic/mman-common.h; older ones refuse it, and go on as they are."""
-_madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 
 
 class Range(NamedTuple):
@@ -101,7 +97,7 @@ class HostMemory(Memory):
             return found
 
     def _map(self, source: Source) -> tuple[Mapping, int] | None:
-        under = file_under(source, 0) if self._wanted is not False and os.name == "posix" else None
+        under = file_under(source, 0) if self._wanted is not False else None
         if under is None or not under[0].nbytes:
             return None
         file, start = under
@@ -148,16 +144,9 @@ def _read(one: Range) -> int:
     for start in range(0, len(buffer), step):
         part = buffer[start : start + step]
         if len(part) == step:
-            _populate(one.memory.data_ptr() + start, step)
+            system.populate(one.memory.data_ptr() + start, step)
         one.source.read_into(one.offset + start, part)
     return one.memory.nbytes
-
-
-def _populate(address: int, nbytes: int) -> None:
-    """Fault in the pages of new memory at once: one by one, when touched, takes about as long as the reading."""
-    if _madvise is not None and address % mmap.PAGESIZE == 0:
-        # If it fails they come one by one. Unlike mmap's own method, ctypes lets other threads run meanwhile.
-        _madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _MADV_POPULATE_WRITE)
 
 
 def allocate(nbytes: int) -> torch.Tensor:
@@ -168,9 +157,9 @@ def allocate(nbytes: int) -> torch.Tensor:
         OutOfMemory: There is not so much.
     """
     try:
-        if nbytes < _RETURNED or os.name != "posix":
+        if nbytes < _RETURNED:
             return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default is
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = system.new_memory(nbytes)
     except (RuntimeError, MemoryError, OSError) as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error
     return torch.frombuffer(memory, dtype=torch.uint8)

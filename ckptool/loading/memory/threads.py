@@ -11,7 +11,7 @@ import torch
 
 from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.errors import UnsupportedFeature
-from ckptool.loading.memory.available import translate_out_of_memory
+from ckptool.loading.memory.out_of_memory import translate_out_of_memory
 from ckptool.messages import MANY_ZEROED, show, zero_now
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import accelerator, accelerators

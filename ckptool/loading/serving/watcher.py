@@ -11,6 +11,7 @@ from importlib import import_module
 from pkgutil import walk_packages
 from typing import Final, Generic, TypeVar
 
+from ckptool import system
 from ckptool.cancellation import Cancellation
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.messages import show
@@ -18,8 +19,6 @@ from ckptool.sources.naming import shown_path
 from ckptool.sources.versions import identity_of, is_committed, version_under
 
 T = TypeVar("T")
-
-_NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
 
 _READERS: Final = ("sources", "archives", "pickles", "tensors", "names", "checkpoints", "formats")
 _USED: Final = (
@@ -49,7 +48,7 @@ class _Waiting:
         self._fd, self._status = -1, None
         if path is not None:
             try:
-                self._fd = os.open(path, os.O_RDONLY | _NO_WAITING)
+                self._fd = system.open_reading(path)
                 self._status = os.fstat(self._fd)
             except (OSError, ValueError):
                 self._status = None

@@ -9,15 +9,14 @@ What fetches ranges of one file: the protocol ``Transport``, and what all that f
 
 from __future__ import annotations
 
-import sys
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
+from ckptool import system
 from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
 from ckptool.sources.source import CLOSED
 
@@ -77,18 +76,10 @@ def memory_of(nbytes: int) -> memoryview:
     """Return memory for a range; that of a large one goes back to the system when it is given up, all of it."""
     if nbytes < _LARGE_NBYTES:
         return memoryview(bytearray(nbytes))
-    import mmap  # an index needs none
-
-    if sys.platform == "win32":
-        return memoryview(mmap.mmap(-1, nbytes))
     try:
-        found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return memoryview(system.new_memory(nbytes, in_large_pages=True))
     except OSError as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of memory are free", needed=nbytes) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # the system gives it in large pieces then, which takes far less time
-        with suppress(OSError):
-            found.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(found)
 
 
 def changed_far(what: str = "the file was changed while it was being read") -> SourceChanged:

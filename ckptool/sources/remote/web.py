@@ -10,7 +10,6 @@ address that a connection was made to. That is why no library does this: they fo
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import socket
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from ckptool import system
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
@@ -233,18 +233,13 @@ class WebFile(Transport):
 
 def _downloadable(nbytes: int | None) -> int:
     """Return how many bytes of a file may be taken, which has ``nbytes`` or does not say; refuse a larger one."""
-    free = _free_nbytes()
+    free = system.free_room(tempfile.gettempdir())
     room = free - free // _LEFT_FREE
     if nbytes is None:
         return min(room, UNSIZED_NBYTES)
     if nbytes > room:
         raise _too_large(f"it has {nbytes:,} bytes", room)
     return nbytes
-
-
-def _free_nbytes() -> int:
-    status = os.statvfs(tempfile.gettempdir())
-    return status.f_bavail * status.f_frsize
 
 
 def _too_large(what: str, most: int) -> FileUnavailable:

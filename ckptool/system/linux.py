@@ -1,5 +1,5 @@
 """
-How much memory this process can still get: what is free, within the limits of its control groups.
+What Linux says in the texts of /proc and /sys: which file systems answer over a network, and what memory is free.
 
 A control group is one folder for each version of the mechanism, below the folders of the groups that it is in, whose
 limits hold for it too; see cgroups(7).
@@ -7,17 +7,23 @@ limits hold for it too; see cgroups(7).
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, NamedTuple
 
-import torch
+assert sys.platform != "win32"  # for mypy
 
-from ckptool.errors import OutOfMemory
-from ckptool.sources import paths
-
+_MOUNTS: Final = "/proc/self/mountinfo"
 _MEMORY: Final = "/proc/meminfo"
 _GROUPS: Final = "/proc/self/cgroup"
+
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3",
+    "smbfs", "vboxsf", "virtiofs", "wekafs",
+))
+# fmt: on
 
 
 class _Version(NamedTuple):
@@ -39,15 +45,37 @@ _V1: Final = _Version(
 )
 
 
-def free_memory() -> int | None:
-    """
-    Return the bytes that can still be allocated without pushing anything out, or None where the system does not say.
+def text_of(path: str) -> str:
+    """Return the text of one of the system's own files; an empty string where there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
 
-    On Linux: ``MemAvailable`` and free swap, or what is left of the limit of a control group that this process is in,
-    if that is less; pages of files count as free, for the system drops them on demand.
-    """
+
+def is_network(fd: int) -> bool:
+    """Say by the type of its mount whether a file is in a network or of a process (FUSE); False where it has none."""
+    device = os.fstat(fd).st_dev
+    kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
+    return kind in _NETWORK or kind.startswith("fuse.")
+
+
+def _mount_types() -> dict[str, str]:
+    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
+    found = {}
+    for line in text_of(_MOUNTS).splitlines():
+        mount, _, rest = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) > 2 and rest:
+            found[fields[2]] = rest.split()[0]
+    return found
+
+
+def free_memory() -> int | None:
+    """Return ``MemAvailable`` and free swap, or what is left of the limit of a control group; None without /proc."""
     kibibytes = {}
-    for line in paths.system_text(_MEMORY).splitlines():
+    for line in text_of(_MEMORY).splitlines():
         name, _, rest = line.partition(":")
         number = rest.split()
         if number and number[0].isdigit():
@@ -56,8 +84,8 @@ def free_memory() -> int | None:
         return None
     left = 1024 * (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0))
     for folder, version in _groups():
-        limit = paths.system_text(f"{folder}/{version.limit}").strip()
-        used = paths.system_text(f"{folder}/{version.used}").strip()
+        limit = text_of(f"{folder}/{version.limit}").strip()
+        used = text_of(f"{folder}/{version.used}").strip()
         if limit.isdigit() and used.isdigit() and int(limit) < int(used) + left:
             left = min(left, max(0, int(limit) - int(used)) + _pages(folder, version))
     return left
@@ -66,7 +94,7 @@ def free_memory() -> int | None:
 def _groups() -> Iterator[tuple[str, _Version]]:
     """Yield the folders of all groups that this process is in, innermost first."""
     found = {_V2: "", _V1: ""}
-    for line in paths.system_text(_GROUPS).splitlines():
+    for line in text_of(_GROUPS).splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -82,41 +110,8 @@ def _groups() -> Iterator[tuple[str, _Version]]:
 
 def _pages(folder: str, version: _Version) -> int:
     found = 0
-    for line in paths.system_text(f"{folder}/memory.stat").splitlines():
+    for line in text_of(f"{folder}/memory.stat").splitlines():
         name, _, nbytes = line.partition(" ")
         if name in version.pages and nbytes.isdigit():
             found += int(nbytes)
     return found
-
-
-_SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "invalid buffer size")
-"""By the driver of CUDA (when it loads a kernel, say), by torch of the CPU, there and on Windows, by Metal."""
-
-
-class translate_out_of_memory:  # noqa: N801 - it is used like a function
-    """
-    Raise OutOfMemory for a block that runs out of memory on a device.
-
-    No generator: the error would keep its frame alive, and with it the error and the block's memory on the device.
-
-    Raises:
-        OutOfMemory: They are not there. Any other error comes out as it is.
-    """
-
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.nbytes = nbytes
-        self.device = device
-
-    def __enter__(self) -> None:
-        """Do nothing yet."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        is_full = isinstance(error, torch.cuda.OutOfMemoryError)
-        if is_full or (isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _SAID)):
-            raise OutOfMemory(
-                f"no {self.nbytes:,} bytes are free on {self.device}",
-                hint="Choose another device, or a smaller dtype=.",
-                needed=self.nbytes,
-            ) from error
