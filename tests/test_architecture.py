@@ -260,6 +260,7 @@ ASKS = {
 }  # fmt: skip
 SYSTEMS_MODULES = {"fcntl", "resource", "msvcrt", "selectors", "termios"}
 NOT_YET = {
+    "cli/__init__.py",  # a pipe that nobody reads
     "migration/output/__init__.py",
     "migration/output/editing.py",
     "migration/output/lines.py",
