@@ -24,7 +24,7 @@ from ckptool.messages import counted, some
 from ckptool.sources.checksums import Take, checksum_of_range, checksums_of_file
 from ckptool.sources.source import Meter
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tensor import TensorInfo, storages_of
 
 _AGAIN: Final = "Download the file again, or take it from a backup."
 _ONCE_MORE = "Copy the file again, or take the folder from a backup."
@@ -93,13 +93,7 @@ def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str
 
 def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:
     """Say whether a tensor, or a part of it, is in a record."""
-    todo = [info]
-    while todo:
-        one = todo.pop()
-        todo += (part for _, part in one.parts)
-        storage = one.storage
-        if storage is None:
-            continue
+    for storage in storages_of([info]):
         if record.compression != "stored":
             if storage.crc32 == record.crc32 and storage.nbytes == record.nbytes:
                 return True

@@ -24,7 +24,7 @@ from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.source import ReadAhead, Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import StorageId, StorageRef, TensorInfo, TypedStorage, storage_id
+from ckptool.tensors.tensor import StorageId, StorageRef, TensorInfo, TypedStorage, storage_id, storages_of
 
 _SEARCHED: Final = 1 << 16
 _MOST_SEARCHES: Final = 1000
@@ -167,9 +167,7 @@ def _found(
     nbytes = source.nbytes
 
     def is_there(info: TensorInfo) -> bool:
-        storage = info.storage
-        own = storage is None or storage.offset + storage.nbytes <= nbytes
-        return own and all(is_there(part) for _, part in info.parts)
+        return all(one.offset + one.nbytes <= nbytes for one in storages_of([info]))
 
     ranges = [(begin := places.get(key, nbytes), begin + one.nbytes) for key, one in announced.items()]
     return _finding(nbytes, {name: is_there(info) for name, info in contents.tensors.items()}, ranges)

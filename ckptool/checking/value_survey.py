@@ -40,7 +40,7 @@ from ckptool.messages import counted, some
 from ckptool.sources.files import Origin, file_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.tensors.tensor import TensorInfo, identity, with_parts
 from ckptool.torch_ops.statistics import Statistics, Tally
 from ckptool.torch_ops.values import ValueFacts
 
@@ -127,12 +127,9 @@ Odd: TypeAlias = tuple[str, list[str], str, str | None, Severity]
 def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
     """Yield tensors, and after each, under its name, the values that it is made of: those of a sparse one, scales."""
     for tensor in tensors:
-        todo = [tensor.info]
-        while todo:
-            info = todo.pop()
+        for info in with_parts([tensor.info]):
             if info is tensor.info or info.dtype.name.startswith(("float", "bfloat", "complex")):
                 yield LazyTensor(tensor.name, info)
-            todo += (part for _, part in info.parts)
 
 
 def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:

@@ -11,7 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, once, walk_of
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.names.wrappers import ADDED_BY, HEADS, heads_of, prefixes_of
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct
+from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct, storages_of
 
 _FULL: Final = re.compile(r"float(16|32|64)|bfloat16|complex\d+|bool")
 """Types in which nothing is quantised."""
@@ -133,14 +133,14 @@ def numel_and_nbytes(tensors: Iterable[LazyTensor]) -> tuple[int, int]:
 
 def _covered(infos: Iterable[TensorInfo]) -> int:
     """Return how many bytes the storages of tensors and their parts cover."""
-    return sum(end - begin for _, begin, end in _merged(_storages(infos)))
+    return sum(end - begin for _, begin, end in _merged(storages_of(infos)))
 
 
 def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
     """Return the groups of two or more names whose storages overlap, in order of first name."""
     named = [tensor for tensor in tensors if tensor.info.storage is not None and tensor.info.storage.nbytes]
     begins: dict[int, list[int]] = {}
-    for source, begin, _ in _merged(_storages(tensor.info for tensor in named)):
+    for source, begin, _ in _merged(storages_of(tensor.info for tensor in named)):
         begins.setdefault(source, []).append(begin)
     groups: dict[tuple[int, int], list[str]] = {}
     for tensor in named:
@@ -150,14 +150,6 @@ def sharing(tensors: Iterable[LazyTensor]) -> list[list[str]]:
         span = bisect_right(begins[source], storage.offset)
         groups.setdefault((source, span), []).append(tensor.name)
     return [names for names in groups.values() if len(names) > 1]
-
-
-def _storages(infos: Iterable[TensorInfo]) -> Iterable[StorageRef]:
-    for info in infos:
-        if info.storage is not None:
-            yield info.storage
-        if info.parts:
-            yield from _storages(part for _, part in info.parts)
 
 
 def _merged(storages: Iterable[StorageRef]) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.files import file_under
 from ckptool.tensors.pieces import Extent, PiecesSource, Place, file_of, place_of
 from ckptool.tensors.reading import LazyTensor, in_memory, swapped
-from ckptool.tensors.tensor import StorageRef
+from ckptool.tensors.tensor import StorageRef, storages_of
 
 
 def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
@@ -33,13 +33,7 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
             done |= pieces.copied_whole()
         elif isinstance(payload, StoragePayload):
             done.add(place_of(payload.storage))
-    todo = [tensor.info for tensor in tensors]
-    while todo:
-        info = todo.pop()
-        todo.extend(part for _, part in info.parts)
-        storage = info.storage
-        if storage is None:
-            continue
+    for storage in storages_of(tensor.info for tensor in tensors):
         if isinstance(storage.source, PiecesSource):
             in_pieces.append(storage.source)
         elif storage.crc32 and place_of(storage) not in done:

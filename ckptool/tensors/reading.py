@@ -12,7 +12,7 @@ from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import BytesSource, FarSource, SliceSource, Source, far_under
-from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major, storages_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -350,16 +350,10 @@ def fault_of(source: Source) -> CkptoolError | None:
 def announce(tensors: Iterable[LazyTensor]) -> None:
     """Announce the storages of tensors, those of their parts too, to the sources that they are read from."""
     found: dict[int, tuple[FarSource, list[tuple[int, int]]]] = {}
-    todo = [tensor.info for tensor in tensors]
-    while todo:
-        info = todo.pop()
-        todo.extend(part for _, part in info.parts)
-        storage = info.storage
-        under = None if storage is None else far_under(storage.source)
-        if storage is None or under is None:
-            continue
-        far, shift = under
-        start = shift + storage.offset
-        found.setdefault(id(far), (far, []))[1].append((start, start + storage.nbytes))
+    for storage in storages_of(tensor.info for tensor in tensors):
+        if under := far_under(storage.source):
+            far, shift = under
+            start = shift + storage.offset
+            found.setdefault(id(far), (far, []))[1].append((start, start + storage.nbytes))
     for far, ranges in found.values():
         far.prefetch(ranges)

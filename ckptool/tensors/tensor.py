@@ -11,7 +11,7 @@ The persistent ids of storages: ``("storage", class, key, location, numel[, view
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, compress, islice
 from math import prod
 from operator import eq, mul
@@ -119,7 +119,7 @@ class TensorInfo(NamedTuple):
     @property
     def total_nbytes(self) -> int:
         """Size of its elements, and of its parts'."""
-        return self.nbytes + (sum(part.total_nbytes for _, part in self.parts) if self.parts else 0)
+        return sum(one.nbytes for one in with_parts([self])) if self.parts else self.nbytes
 
     @property
     def is_contiguous(self) -> bool:
@@ -211,16 +211,25 @@ def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = No
     return list(found.values())
 
 
+def with_parts(infos: Iterable[TensorInfo]) -> Iterator[TensorInfo]:
+    """Yield tensors, each with its parts behind it, and theirs."""
+    for info in infos:
+        yield info
+        todo = [info] if info.parts else []
+        while todo:
+            parts = [part for _, part in todo.pop().parts]
+            yield from parts
+            todo += parts
+
+
+def storages_of(infos: Iterable[TensorInfo]) -> Iterator[StorageRef]:
+    """Yield the storages of tensors, and of their parts."""
+    return (one.storage for one in with_parts(infos) if one.storage is not None)
+
+
 def storages_nbytes(infos: Iterable[TensorInfo]) -> int:
     """Return the size of the storages of tensors, and of their parts, each once."""
-    found: dict[tuple[int, int], int] = {}
-    todo = list(infos)
-    while todo:
-        info = todo.pop()
-        todo += [part for _, part in info.parts]
-        if info.storage is not None:
-            found[id(info.storage.source), info.storage.offset] = info.storage.nbytes
-    return sum(found.values())
+    return sum({(id(one.source), one.offset): one.nbytes for one in storages_of(infos)}.values())
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
