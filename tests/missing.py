@@ -6,10 +6,15 @@ A test that needs torch, or another package of `PACKAGES` that is not installed 
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -39,3 +44,44 @@ def _skipped(report: Any, node: pytest.Item | pytest.Collector) -> Any:
         report.outcome = "skipped"
         report.longrepr = (str(node.path), 0, f"Skipped: needs {found[1] or found[2]}")
     return report
+
+
+def on_windows(reason: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test on Windows, for what Windows has not, or has in another way."""
+    return pytest.mark.skipif(sys.platform == "win32", reason=f"Windows: {reason}")
+
+
+def _can_link() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            (Path(folder) / "link").symlink_to("nowhere")
+        except OSError:
+            return False
+        return os.path.lexists(Path(folder) / "link")
+
+
+LINKS = _can_link()
+links = pytest.mark.skipif(not LINKS, reason="Windows: symbolic links need a right there, and Wine makes none")
+
+
+def lead_to(source: Path, place: Path) -> None:
+    """Make a link to a folder, or a copy of it where no links can be made."""
+    if LINKS:
+        place.symlink_to(source, target_is_directory=True)
+    else:
+        shutil.copytree(source, place)
+
+
+def lock(stream: IO[bytes], *, shared: bool = False) -> None:
+    """Lock a file, as another program would."""
+    if sys.platform == "win32":
+        pytest.skip("Windows: locks there keep others from reading")
+    import fcntl
+
+    fcntl.flock(stream, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def only_linux(reason: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test everywhere but on Linux, for what the test asks Linux."""
+    name = {"win32": "Windows", "darwin": "macOS"}.get(sys.platform, sys.platform)
+    return pytest.mark.skipif(sys.platform != "linux", reason=f"{name}: {reason}")

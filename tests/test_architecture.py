@@ -19,7 +19,7 @@ from ckptool.errors import Cancelled, CkptoolError, Failure
 from tests.each import each
 
 PACKAGE = Path(ckptool.__file__).parent
-MODULES = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))]
+MODULES = [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
 # The reference trainer makes checkpoints with torch; no other module knows of it.
 TOOL = [name for name in MODULES if not name.startswith("reference/")]
 # The one door to torch also builds a class, which the user names and no file.

@@ -26,8 +26,9 @@ from torch.amp.grad_scaler import OptState
 
 from ckptool import check
 from tests.build import call, legacy, named, ops, pickled, raw, torch_tar, torch_zip, zip_file
+from tests.missing import on_windows
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="os.mknod is POSIX's")
+pytestmark = on_windows("it has no os.mknod")
 
 MKNOD = named("os", "mknod")
 MODULE = named("torch.nn.modules.module", "Module")

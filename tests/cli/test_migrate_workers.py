@@ -20,11 +20,12 @@ from click.testing import Result
 from tests.cli.test_process import heed_interrupts
 from tests.migration import dying
 from tests.migration.test_file_jobs import assert_nothing_there, assert_same, state_dict
+from tests.missing import only_linux
 from tests.program import run
 from tests.scale import exhaustive, scale, scaled, times
 from tests.workers import do_first
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, signals")
+pytestmark = only_linux("/proc, signals")
 
 SHARDS = ("--max-shard-size", "1200B")
 FORMS = {"shards": SHARDS, "dcp": ("--form", "dcp", "--max-shard-size", "16KB")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from ckptool.cli.tables import formatted_table, table_formats
 from ckptool.messages import quoted, show
 from tests.build import zip_file
 from tests.each import each
+from tests.missing import on_windows
 from tests.program import invoke
 from tests.scale import in_turn
 
 ONE = {"w": torch.ones(2)}
 PAYLOADS = ["$(touch PWNED)", "`touch PWNED`", "a;touch PWNED", "it's $(touch PWNED)", 'a"$(touch PWNED)']
-POSIX = pytest.mark.skipif(os.name != "posix", reason="a POSIX shell")
+POSIX = on_windows("it has no POSIX shell")
 
 
 def said(*arguments: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,9 @@ import pytest
 
 from ckptool.cli.pool import Processes, Tell
 from ckptool.errors import CkptoolError, SourceChanged
+from tests.missing import on_windows
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+pytestmark = on_windows("it has no signals between processes")
 
 
 def fail(items: Sequence[str], tell: Tell) -> None:

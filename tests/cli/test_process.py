@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.missing import on_windows
+
 FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth")
 CKPTOOL = [sys.executable, "-m", "ckptool"]
-POSIX = pytest.mark.skipif(os.name != "posix", reason="a POSIX shell")
+POSIX = on_windows("it has no POSIX shell")
 
 
 def run(command: list[str], **options: str) -> tuple[int, str]:
@@ -27,7 +29,7 @@ def run(command: list[str], **options: str) -> tuple[int, str]:
         text=True,
         env=environment,
         check=False,
-        preexec_fn=heed_interrupts if os.name == "posix" else None,
+        preexec_fn=None if sys.platform == "win32" else heed_interrupts,
     )
     return done.returncode, done.stderr
 

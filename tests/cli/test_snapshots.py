@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckptool import migrate
+from tests.missing import lead_to
 from tests.program import invoke
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -75,7 +76,7 @@ def write_variants(folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the fixtures and such variants."""
     made = tmp_path_factory.mktemp("fixtures")
-    (made / "invalid").symlink_to(FIXTURES / "invalid", target_is_directory=True)
+    lead_to(FIXTURES / "invalid", made / "invalid")
     folder = made / "valid"
     folder.mkdir()
     for path in (FIXTURES / "valid").iterdir():

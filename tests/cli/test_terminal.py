@@ -23,10 +23,11 @@ from ckptool.cli import text
 from ckptool.cli.text import ProgressLine
 from ckptool.messages import labelled
 from tests.each import each
+from tests.missing import on_windows
 from tests.program import invoke
 from tests.scale import some
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="a POSIX terminal")
+pytestmark = on_windows("it has no POSIX terminal")
 if os.name == "posix":
     from tests.cli.pty_run import STYLES, Screen, on_terminal
 

@@ -18,6 +18,7 @@ import ckptool
 from ckptool import CkptoolError, FileUnavailable, LimitExceeded, SourceChanged, diff
 from ckptool.diffing import values
 from tests import build
+from tests.missing import only_linux
 from tests.scale import examples, scaled, times
 
 FORMS = build.one_of_each()
@@ -132,7 +133,7 @@ def peaks_kib(folder: Path) -> tuple[int, int]:
 
 
 @scaled
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+@only_linux("Linux alone tells the peak of a process")
 def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
     for name, numel in (("small", 1 << 10), ("large", times(1 << 23, 1 << 26))):
         for copy in "ab":
@@ -143,7 +144,7 @@ def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
 
 
 @scaled
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+@only_linux("Linux alone tells the peak of a process")
 def test_nor_does_it_where_everything_differs(tmp_path: Path) -> None:
     most = times(1 << 23, 1 << 25)
     for name, numel in (("small", 1 << 10), ("large", most)):

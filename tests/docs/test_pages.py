@@ -17,6 +17,7 @@ import pytest
 from ckptool.cli import cli
 from tests.docs.pages import BLOCK, FRESH, PAGES, PART, PASTED, ROOT, SHOWN_FILE, text_of
 from tests.each import each
+from tests.missing import lead_to, on_windows
 from tests.program import invoke
 
 HERE = re.compile(r"`(\w+)(?:\(\))?`\s(?:in|of)\s`((?:ckptool|tests)/[\w/]+\.py)`")
@@ -31,9 +32,9 @@ VERBS = sorted(cli.list_commands(None))  # type: ignore[arg-type]  # it needs no
 def test_what_looks_like_output_is_output(
     page: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    lead_to(ROOT / "fixtures", tmp_path / "fixtures")
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "ci").symlink_to(ROOT / "tests" / "ci")
+    lead_to(ROOT / "tests" / "ci", tmp_path / "tests" / "ci")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     found = FRESH[kind](text_of(page))
@@ -43,11 +44,11 @@ def test_what_looks_like_output_is_output(
     assert text_of(page) == found
 
 
-@pytest.mark.skipif(os.name != "posix", reason="a POSIX terminal")
+@on_windows("it has no POSIX terminal")
 def test_the_picture_of_a_terminal_is_what_one_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.docs.picture import picture
 
-    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    lead_to(ROOT / "fixtures", tmp_path / "fixtures")
     monkeypatch.chdir(tmp_path)
     invoke(["example"])
     found, kept = picture(), ROOT / "docs" / "terminal.svg"

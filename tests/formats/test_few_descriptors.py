@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -27,6 +27,7 @@ _ALLOWED = times(36, 64)
 
 @contextmanager
 def few_descriptors(allowed: int = _ALLOWED) -> Iterator[None]:
+    resource = pytest.importorskip("resource", reason="Windows: it has no limits on descriptors that can be set")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}  # also by what ran before in this process
     limit, left = 0, allowed - 12

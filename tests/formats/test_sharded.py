@@ -6,8 +6,6 @@ import io
 import json
 import os
 import pickle
-import resource
-import sys
 import threading
 import time
 import tracemalloc
@@ -41,6 +39,7 @@ from tests import build
 from tests.each import each
 from tests.formats.said import descriptors
 from tests.loading.same import assert_same_tensor
+from tests.missing import only_linux
 from tests.program import invoke
 from tests.scale import in_turn
 
@@ -221,7 +220,7 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@only_linux("/proc")
 def test_opening_reads_no_tensor_and_deep_reads_all(tmp_path: Path) -> None:
     path = small(tmp_path, **{name: {name: bytes(1 << 20)} for name in ("a", "b")})
     read = [bytes_read()]
@@ -526,6 +525,7 @@ def test_any_damage_to_any_file_gives_a_result_or_an_error_of_ours(kind: str, tm
 
 
 def test_more_shards_than_may_be_open_can_be_read(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows: it has no limits on descriptors that can be set")
     names = [f"s{number}" for number in range(60)]
     path = small(tmp_path, {name: name for name in names}, **{name: {name: build.floats()} for name in names})
     before = descriptors()

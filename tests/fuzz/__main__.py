@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import resource
 import sys
 import time
 import traceback
@@ -58,6 +57,8 @@ def main() -> int:
         return 0
     logging.disable()
     warnings.simplefilter("ignore")
+    import resource  # POSIX
+
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     seen, bugs = run(asked.seed, asked.seconds)
     print(f"seed {asked.seed}: {sum(seen.values()) + len(bugs):,} files, {len(bugs)} bugs")

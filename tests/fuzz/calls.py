@@ -18,7 +18,6 @@ import io
 import lzma
 import pickle
 import random
-import resource
 import sys
 import tarfile
 import zipfile
@@ -262,6 +261,8 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=100_000)
     parser.add_argument("--files", type=Path)
     asked = parser.parse_args()
+    import resource  # POSIX
+
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # lengths that lie make the unpickler ask for much
     if asked.files is not None:
         files, calls, lost = run_files(asked.files)

@@ -13,7 +13,6 @@ import io
 import mmap
 import os
 import pickle
-import resource
 import signal
 import struct
 import sys
@@ -289,6 +288,8 @@ class Children:
         return number + 1, [*found, Fault(files[number], loaders[which], what)], ""
 
     def _serve(self, files: Sequence[File], writer: int) -> None:
+        import resource  # POSIX
+
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MEMORY

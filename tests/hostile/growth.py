@@ -7,15 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.build import call, named
+from tests.missing import only_linux
 
 MIB = 1 << 20
 PER_BYTE = 40
 """Bytes of memory for each byte of the file, and with them 64 MiB for all, or 16 of a small one; diff has two files."""
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how large a process was")
+on_linux = only_linux("/proc tells how large a process was")
 
 SHAPES = {
     "empty lists": b"]",

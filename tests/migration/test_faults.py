@@ -34,9 +34,10 @@ from ckptool.sources import files
 from tests import build
 from tests.migration.refused import refused
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
+from tests.missing import only_linux
 from tests.scale import in_turn, scaled, some, step, times
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, signals")
+pytestmark = only_linux("/proc, O_TMPFILE, signals")
 
 BIG = 1 << 20  # from this size on, the system copies
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ from tests.migration import test_faults, test_outputs
 from tests.migration.refused import refused
 from tests.migration.test_faults import BIG, Processes, job
 from tests.migration.test_outputs import SHARDS, checkpoint, dead_pid, names_in, open_descriptors
+from tests.missing import only_linux
 from tests.scale import scaled, step
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, locks, modes")
+pytestmark = only_linux("/proc, locks, modes")
 
 
 processes = test_faults.processes

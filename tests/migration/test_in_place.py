@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import shutil
@@ -22,6 +21,7 @@ from ckptool.errors import DamagedFile, FileUnavailable, UnfinishedEdit
 from tests import build
 from tests.each import each
 from tests.migration.in_place import LAYOUTS, LONGER, SHORTER, edit, journal_of, readings, torn, weights, write
+from tests.missing import lock, only_linux
 from tests.program import invoke
 from tests.scale import exhaustive
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_made_compact_is_refused_and_stays(tmp_path: Path) -> Non
     with pytest.raises(MigrationRefused) as no_file:
         migrate(tmp_path, in_place=True, compact=True)
     with path.open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_SH)
+        lock(stream, shared=True)
         assert refused(path, to="cpu", compact=True).kind == "locked"
     with pytest.raises(MigrationRefused) as empty:
         migrate(path, in_place=True, compact=True, exclude=["*"])
@@ -204,7 +204,7 @@ def test_what_others_share_or_hold_is_refused(tmp_path: Path) -> None:
     assert refused(path, to="cpu").kind == "read-only"
     path.chmod(0o644)
     with path.open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_SH)
+        lock(stream, shared=True)
         assert refused(path, to="cpu").kind == "locked"
     journal_of(path).write_bytes(b"")
     assert refused(path, to="cpu").kind == "foreign-journal"
@@ -383,7 +383,7 @@ print(peak())
 
 
 @exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+@only_linux("Linux alone tells the peak of a process")
 def test_an_edit_takes_little_more_memory_than_opening(tmp_path: Path) -> None:
     path = write("slot", tmp_path, 20_000)
     peaks = [

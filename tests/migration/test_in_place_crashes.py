@@ -8,7 +8,6 @@ each: what stock readers make of it before anything is recovered, what ours do, 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import random
 import subprocess
@@ -24,6 +23,7 @@ from ckptool import open_checkpoint, recover
 from ckptool.errors import CkptoolError, OutputFailed, UnfinishedEdit
 from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
 from tests.migration.in_place import LAYOUTS, Stepped, edit, journal_of, on, put, readings, start_of, write
+from tests.missing import lock, only_linux
 from tests.scale import in_turn, step, times
 
 SECTOR = 512
@@ -236,14 +236,14 @@ def test_an_edit_that_goes_on_is_not_recovered(tmp_path: Path) -> None:
     files = edited.start.after(*edited.log[:7]).content
     put(files, edited.path)
     with edited.path.open("rb") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        lock(stream)
         with pytest.raises(CkptoolError) as refused:
             recover(edited.path)
     assert refused.value.kind == "locked"
     assert edited.path.read_bytes() == files[edited.path.name]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a lock ends with any descriptor of the file")
+@only_linux("elsewhere such a lock ends with any descriptor of the file")
 @pytest.mark.parametrize("lock", ["flock", "lockf"])
 def test_nobody_gets_a_lock_while_a_file_is_edited(lock: str, tmp_path: Path) -> None:
     asks = f"import fcntl, sys; fcntl.{lock}(open(sys.argv[1], 'rb+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"

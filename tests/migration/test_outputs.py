@@ -8,7 +8,6 @@ under one of its own beside its place, where the system cannot do that.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import subprocess
@@ -26,9 +25,10 @@ from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
 from tests import build
 from tests.migration.refused import refused
+from tests.missing import lock, only_linux
 from tests.scale import in_turn
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE, modes")
+pytestmark = only_linux("/proc, O_TMPFILE, modes")
 
 ROOT = Path(__file__).parents[2]
 OLD = b"what stood here before" * 40
@@ -465,7 +465,7 @@ def test_failures_leave_no_descriptor_open(way: str, folder: Path, monkeypatch: 
 def test_what_somebody_elsewhere_writes_is_not_removed(folder: Path) -> None:
     part = folder / f".out.pth.ckptool-{dead_pid()}-00c0ffee.part"  # of another host, where the number is alive
     with part.open("wb") as writer:
-        fcntl.flock(writer, fcntl.LOCK_EX)
+        lock(writer)
         Output(str(folder / "out.pth")).close()
         assert part.exists()
     Output(str(folder / "out.pth")).close()

@@ -7,7 +7,6 @@ A migration runs on a disk that keeps a log of what it is asked to do. After eac
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +17,10 @@ from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
 from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
 from tests.migration.test_outputs import OLD, checkpoint
+from tests.missing import only_linux
 from tests.scale import scaled, times
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, O_TMPFILE")
+pytestmark = only_linux("/proc, O_TMPFILE")
 
 BLOCK = 4096
 CHOICES = times(3, 8)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
+from tests.missing import only_linux
 from tests.scale import exhaustive, scale
 
 MOST = 96  # MiB
@@ -45,7 +46,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+@only_linux("Linux alone tells the peak of a process")
 @pytest.mark.parametrize(("before", "after"), PAIRS if scale > 1 else PAIRS[:1])
 def test_small_tensors_take_little(sources: dict[str, Path], tmp_path: Path, before: str, after: str) -> None:
     form = ["--form", "dcp"] if after == "dcp" else []

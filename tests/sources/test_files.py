@@ -29,12 +29,13 @@ from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
 from ckptool.sources.source import BytesSource, SliceSource, StreamSource
 from tests import build
+from tests.missing import on_windows
 from tests.scale import exhaustive, times
 
 DATA = bytes(range(256)) * 4
 CHECKPOINT = build.torch_zip({"w": build.tensor(build.storage(numel=4096), (4096,))}, {"0": build.floats(4096)})
 
-posix = pytest.mark.skipif(os.name != "posix", reason="POSIX files")
+posix = on_windows("it has no pipes, links and modes as POSIX has them")
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
-from resource import RLIM_INFINITY
 
 import pytest
 
@@ -14,6 +14,14 @@ from ckptool.errors import CkptoolError, SourceChanged
 from ckptool.sources.descriptors import NO_DESCRIPTOR, POOL, most_open, refuse_many_mappings
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.versions import check_names
+from tests.missing import on_windows
+
+if sys.platform == "win32":
+    RLIM_INFINITY = -1  # for parameters of tests that are skipped
+else:
+    from resource import RLIM_INFINITY
+
+limited = on_windows("it has no limits on descriptors that can be set")
 
 _MANY = 400
 
@@ -114,6 +122,7 @@ def test_descriptor_zero_is_one_like_any_other(folder: FolderSource) -> None:
         os.close(kept)
 
 
+@limited
 def test_no_more_are_closed_than_must_be(folder: FolderSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (20, RLIM_INFINITY))
     files = [folder.open(f"{number}.bin")._held for number in range(8)]
@@ -176,12 +185,14 @@ def test_a_folder_whose_name_another_has_by_now_is_not_opened_again(tmp_path: Pa
     folder.close()
 
 
+@limited
 @pytest.mark.parametrize(("limit", "most"), [(RLIM_INFINITY, 128), (4096, 128), (100, 25), (8, 4)])
 def test_the_pool_has_its_share_of_descriptors(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (limit, RLIM_INFINITY))
     assert most_open() == most
 
 
+@limited
 def test_mappings_leave_half_of_the_descriptors_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     lowest = os.dup(fd)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.missing import only_linux
 from tests.scale import exhaustive, scale
 
 PROGRAM = """
@@ -48,7 +49,7 @@ print(source.nbytes >> 20, peak() - before >> 10)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+@only_linux("Linux alone tells the peak of a process")
 @pytest.mark.parametrize(
     "way", ["columns", *(pytest.param(way, marks=exhaustive) for way in ("rows", "one row", "transposed"))]
 )
