@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, TypeVar
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import (
     CkptoolError,
     Failure,

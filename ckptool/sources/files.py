@@ -20,7 +20,7 @@ from functools import partial
 from shlex import join, quote
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources import descriptors

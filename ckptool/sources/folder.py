@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, Failure, LimitExceeded, SourceChanged
 from ckptool.limits import FOLDER_NAMES

@@ -23,7 +23,7 @@ from struct import Struct
 from typing import Final, Literal, NamedTuple
 from zlib import crc32
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import UnfinishedEdit, reason_of
 
 _MAGIC: Final = b"ckptool undo 2\n\0"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import MigrationRefused, MissingPackage
 from ckptool.torch_ops.packages import needed
 

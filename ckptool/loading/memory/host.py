@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import OutOfMemory
 from ckptool.sources.files import file_under
 from ckptool.sources.source import Source

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
 from ckptool.sources.source import CLOSED
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
