@@ -347,6 +347,52 @@ def test_a_message_that_is_only_quoted_is_explained(text: str) -> None:
     assert [one.kind for one in explain(text)] == [QUOTED[text]]
 
 
+def in_lines(text: str, width: int = 80) -> str:
+    """Return what a terminal shows of a text, and what is copied from it."""
+    return "\n".join(line[at : at + width] for line in text.splitlines() for at in range(0, len(line) or 1, width))
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/me/train.py", line 12, in <module>
+    main(sys.argv)
+"""
+LONG = (
+    (
+        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you "
+        "are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu')."
+    ),
+    "RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage (tagged with npu:0)",
+    "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "
+    + ", ".join(f'"layers.{number}.weight"' for number in range(9))
+    + ". \n\tUnexpected key(s) in state_dict: "
+    + ", ".join(f'"module.layers.{number}.weight"' for number in range(9))
+    + ". ",
+)
+UNLIKE = ("Missing key(s) in state_dict", "Killed")
+"""Names without quotes, whose list is its line; and what stands alone."""
+AROUND: dict[str, Callable[[str], str]] = {
+    "a traceback": lambda text: f"{TRACEBACK}{text}\n",
+    "a log": lambda text: f"2026-11-27 18:50:33,123 - trainer - ERROR - it failed\n{TRACEBACK}{text}\n",
+    "timestamps": lambda text: "\n".join(f"2026-11-27T18:50:33.12Z stderr F {line}" for line in text.splitlines()),
+    "ranks": lambda text: "\n".join(f"[rank3]: {line}" for line in f"{TRACEBACK}{text}".splitlines()),
+    "a terminal": lambda text: in_lines(TRACEBACK + text),
+    "JSON": lambda text: json.dumps({"level": "error", "message": f"{TRACEBACK}{text}\n", "rank": 0}),
+    "quotes": lambda text: repr(f"{TRACEBACK}{text}\n"),
+    "Windows": lambda text: f"{TRACEBACK}{text}\n".replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_message_is_found_in_what_is_printed_around_it(around: str) -> None:
+    for text in (*QUOTED, *LONG):
+        if text.startswith(UNLIKE):
+            continue
+        kinds = [one.kind for one in explain(text)]
+        found = [one.kind for one in explain(AROUND[around](text))]
+        assert kinds
+        assert kinds[0] in found, text
+
+
 def test_every_entry_has_a_message() -> None:
     tested = {kind for kind, _ in PROVOKED.values()} | set(QUOTED.values())
 

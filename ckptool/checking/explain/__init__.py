@@ -30,7 +30,12 @@ _OF_LISTS = frozenset(["load-report", "missing-tensors", "adapter-keys", "lora-l
 """Kinds of messages that say no more than the lists of names in them, where these are understood."""
 _CODE = re.compile(r"\bCK\d{3}\b")
 _ERROR = re.compile(r"\b([A-Z][a-z]+[A-Z]\w+): ")
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m|\r(?=\n)")
+_ESCAPED = re.compile(r"\\([nt\"'\\])")
+_WITHIN_LIST = re.compile(r"""(?<=['"],)\n|(?<=['"], )\n|(?<=['"])\n(?=, ?['"])""")
+_WITHIN_NAME = re.compile(r"""((?:[,:\[] ?['"]|['"](?=[\w.]))[\w.]{0,200})\n(?=[\w.]{0,200}['"])""")
+_IS_ESCAPED = re.compile(r"""\\n(?!')|\\["']""")
+"""What shows that a text is in quotes, as in logs of JSON; torch names a line break that begins a file as '\\n'."""
 
 
 def explain(
@@ -45,13 +50,21 @@ def explain(
         FileUnavailable: There is no such file, or it may not be read.
     """
     check_arguments(explain, locals())
-    plain = _STYLE.sub("", text[:_MOST_TEXT])
+    plain = _as_printed(text[:_MOST_TEXT])
     found = _explained(plain) or tuple(_own(plain))
     if origin is None:
         return found
     from ckptool.checking.explain.in_file import look_into
 
     return look_into(found, plain, origin, limits)
+
+
+def _as_printed(text: str) -> str:
+    """Return a message without colours and the escapes of a text in quotes, and with each list of names on one line."""
+    plain = _STYLE.sub("", text)
+    if _IS_ESCAPED.search(plain):
+        plain = _ESCAPED.sub(lambda one: {"n": "\n", "t": "\t"}.get(one[1], one[1]), plain)
+    return _WITHIN_NAME.sub(r"\1", _WITHIN_LIST.sub("", plain))
 
 
 class Entry(NamedTuple):
@@ -87,12 +100,19 @@ def entries() -> tuple[Entry, ...]:
 
 
 def _explained(text: str) -> tuple[Explanation, ...]:
-    keys, found = explain_keys(text), list(_applied(text, is_otherwise=False))
-    if keys is not None and (keys.kind != "keys" or not found):  # which says least
-        found = [keys, *(one for one in found if one.kind not in _OF_LISTS)]
+    # A terminal breaks lines anywhere, and an editor between words: then no line holds the message.
+    found = next(filter(None, map(_said, dict.fromkeys((text, text.replace("\n", ""), text.replace("\n", " "))))), [])
     found = found or list(islice(_applied(text, is_otherwise=True), 1))
     first = {one.kind: one for one in reversed(found)}
     return tuple(one for one in found if first[one.kind] is one)
+
+
+def _said(text: str) -> list[Explanation]:
+    """Return all that is known of a message; nothing if that is only what it may be in general."""
+    keys, found = explain_keys(text), list(_applied(text, is_otherwise=False))
+    if keys is not None and (keys.kind != "keys" or not found):  # which says least
+        found = [keys, *(one for one in found if one.kind not in _OF_LISTS)]
+    return found
 
 
 def _own(text: str) -> Iterator[Explanation]:
