@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptool.cancellation import Cancellation as Cancellation
     from ckptool.checking.check import CheckReport as CheckReport, check as check
     from ckptool.checking.explain import explain as explain
-    from ckptool.checking.row import scan as scan
+    from ckptool.checking.scan import scan as scan
     from ckptool.checking.value_survey import stat as stat
     from ckptool.checkpoints.checkpoint import Checkpoint as Checkpoint, StateDict as StateDict
     from ckptool.checkpoints.parsed import ClassSource as ClassSource, Member as Member
@@ -55,7 +55,7 @@ _MODULES = {
     "ckptool.cancellation": ("Cancellation",),
     "ckptool.checking.check": ("CheckReport", "check"),
     "ckptool.checking.explain": ("explain",),
-    "ckptool.checking.row": ("scan",),
+    "ckptool.checking.scan": ("scan",),
     "ckptool.checking.value_survey": ("stat",),
     "ckptool.checkpoints.checkpoint": ("Checkpoint", "StateDict"),
     "ckptool.checkpoints.parsed": ("ClassSource", "Member"),

@@ -12,8 +12,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckptool.arguments import check_arguments
-from ckptool.checking.row import Asked
-from ckptool.checking.row import row as row_of
+from ckptool.checking.scan import Asked
+from ckptool.checking.scan import row as row_of
 from ckptool.errors import Cancelled, as_ours
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut

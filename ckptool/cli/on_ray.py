@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptool import __version__
-from ckptool.checking.row import ENDED
+from ckptool.checking.scan import ENDED
 from ckptool.cli.options import LOCAL
 from ckptool.cli.pool import Batch, Event, Lost, Pool, Work
 from ckptool.errors import CkptoolError

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ckptool.checking.row import ENDED
+from ckptool.checking.scan import ENDED
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, as_ours, reason_of
 from ckptool.sources.checksums import processors

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import click
 
 from ckptool.checking.policy import EXIT_CODES, Policy
-from ckptool.checking.row import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
+from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
 from ckptool.cli.gate import gate_options, policy_of
 from ckptool.cli.options import AnyPath, RayCommand, as_asked, ray_option, reach_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes

@@ -27,7 +27,7 @@ from pathlib import Path
 from bench_scan import FILES, copy_files
 from measuring import at_least, in_turn, options, report
 
-from ckptool.checking.row import NOTHING, Rows, row
+from ckptool.checking.scan import NOTHING, Rows, row
 from ckptool.cli.on_ray import OnRay
 from ckptool.cli.pool import MOST_ITEMS
 from ckptool.cli.scan import CONNECTIONS

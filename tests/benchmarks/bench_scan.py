@@ -44,7 +44,7 @@ sys.exit(2)  # as scan: some cannot be opened
 ROWS = """
 import gc, json, sys
 gc.set_threshold(1_000_000)
-from ckptool.checking.row import row
+from ckptool.checking.scan import row
 from ckptool.formats.directories.walk import checkpoints_below
 for path, _ in checkpoints_below(sys.argv[1]):
     json.dumps(row(path))

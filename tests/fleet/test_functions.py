@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import ckptool
 from ckptool import Cancellation, Cancelled, Limits, fleet, migrate
-from ckptool.checking import row as rows
-from ckptool.checking.row import Asked
+from ckptool.checking import scan as rows
+from ckptool.checking.scan import Asked
 from ckptool.cli import on_ray
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.errors import CkptoolError

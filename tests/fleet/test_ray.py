@@ -32,7 +32,7 @@ VALID = ROOT / "fixtures" / "valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 DEADLY = """
 import os
-from ckptool.checking import row as rows
+from ckptool.checking import scan as rows
 row = rows.row
 def deadly(path, *arguments, **options):
     if path.endswith("deadly.pth"):
