@@ -42,7 +42,7 @@ from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.loading.memory.threads import castable
-from ckptool.loading.shares import Shard, share_of
+from ckptool.loading.shard import Shard, share_of
 from ckptool.messages import show, some
 from ckptool.names import renaming
 from ckptool.pickles.reader import gc_paused
