@@ -19,10 +19,10 @@ from ckptool.errors import (
     WeightsNotFound,
 )
 from ckptool.loading.custom_loading import own_loader, rehearse
+from ckptool.loading.fill_plan import FillPlan, name_changes, plan
 from ckptool.loading.load import Strip, chosen_weights, torch_state_dict
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.placement import META, placement
-from ckptool.loading.model_plan import FillPlan, name_changes, plan
 from ckptool.names.matching import Renames
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert

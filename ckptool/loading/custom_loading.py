@@ -20,9 +20,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ckptool.errors import CkptoolError, KeyMismatch, ShapeMismatch, UnsupportedFeature
+from ckptool.loading.fill_plan import entries_of, model_tensors, other_sizes, partly
 from ckptool.loading.memory.placement import CPU
 from ckptool.loading.memory.threads import in_own_thread
-from ckptool.loading.model_plan import entries_of, model_tensors, other_sizes, partly
 from ckptool.names.matching import is_benign, may_be_missing
 from ckptool.system import free_memory
 

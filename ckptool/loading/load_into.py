@@ -24,6 +24,7 @@ from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice, as_it_is
 from ckptool.loading.custom_loading import fill, rehearse
+from ckptool.loading.fill_plan import FillPlan, Target, fits_bytewise, model_tensors
 from ckptool.loading.load import (
     cast_of,
     check_model,
@@ -38,7 +39,6 @@ from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
 from ckptool.loading.memory.threads import in_own_thread, refuse_overflows
-from ckptool.loading.model_plan import FillPlan, Target, fits_bytewise, model_tensors
 from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import some

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from ckptool.checkpoints.checkpoint import StateDict
 from ckptool.checkpoints.weights import Weights
 from ckptool.loading.custom_loading import OwnLoading, own_loader
-from ckptool.loading.model_plan import FillPlan, entries_of
+from ckptool.loading.fill_plan import FillPlan, entries_of
 from ckptool.messages import show, some
 from ckptool.names.matching import Renames
 from ckptool.sections import Fact, completed, html_of
