@@ -322,7 +322,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     depth, limits = scope.depth, scope.limits
     whole = hashing = None
     if scope.digest:
-        from ckptool.checking.digests import Hashing  # seldom asked for
+        from ckptool.checking.file_digests import Hashing  # seldom asked for
 
         hashing = Hashing(checkpoint, limits)
     if depth != "structure":
@@ -453,7 +453,7 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
     found += beside.findings() if beside is not None else ()
     content = None
     if scope.digest:
-        from ckptool.checking.digests import sha256_of  # seldom asked for
+        from ckptool.checking.file_digests import sha256_of  # seldom asked for
 
         content = sha256_of(origin, limits.cancellation)
     return CheckReport(
