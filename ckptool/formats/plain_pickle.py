@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import Failure, MalformedFile
 from ckptool.formats import torch_legacy

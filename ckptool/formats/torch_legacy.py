@@ -19,7 +19,7 @@ from bisect import bisect
 from functools import partial
 from itertools import accumulate, pairwise
 
-from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe

@@ -18,7 +18,7 @@ from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import Failure, MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zip_directory import LOCAL_MAGIC
-from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.errors import AmbiguousFile, Failure, MalformedFile, TruncatedFile, UnsupportedFeature

@@ -17,8 +17,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
-from ckptool.checkpoints.arrays import collect_weights
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
 from ckptool.checkpoints.entries import mapping_like
 from ckptool.checkpoints.modules import facts_by_module

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import AmbiguousFile, CkptoolError, Failure, MalformedFile

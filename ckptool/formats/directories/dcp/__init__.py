@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checkpoints.arrays import collect_weights
+from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
 from ckptool.checkpoints.roles import WEIGHT_KEYS
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
