@@ -125,12 +125,12 @@ def grouped(names: Sequence[str], noun: str, depth: int = 1) -> list[str]:
         return [show(name) for name in names]
     heads: dict[str, int] = {}
     for name in names:
-        head = head_of(name, depth)
+        head = first_components(name, depth)
         heads[head] = heads.get(head, 0) + 1
     return [show(head) if count == 1 else f"{show(head)}: {count:,} {noun}" for head, count in heads.items()]
 
 
-def head_of(name: str, depth: int) -> str:
+def first_components(name: str, depth: int) -> str:
     """Return the first components of a name."""
     return ".".join(name.split(".", depth)[:depth])
 

@@ -211,14 +211,14 @@ def completed(report: object) -> list[str]:
     return [name for name in type(report).__dict__ if not name.startswith("_")]
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return what JSON can hold: records as objects; infinity, NaN and complex numbers, which it has not, as text."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: as_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [as_json(one) for one in value]
     if isinstance(value, complex) or (isinstance(value, float) and not abs(value) < float("inf")):
         return str(value)
     return value

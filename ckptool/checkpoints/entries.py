@@ -1,6 +1,5 @@
 """
-Entries of a checkpoint by the paths that people write: what a path names, which averaged weights stand among others,
-and what is nearest to a path that names nothing.
+Entries of a checkpoint by the paths that people write: what one names, and what is nearest to one that names nothing.
 
 A path is full, or one inside a state dict, without its key. Dotted keys have paths of several components, and what
 begins with the same ones is an entry, too: ``model_ema`` of ``{"model_ema.conv": …, "model_ema.norm": …}``.
@@ -8,29 +7,23 @@ begins with the same ones is an entry, too: ``model_ema`` of ``{"model_ema.conv"
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Final
 
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.roles import NO_WEIGHTS, Role
+from ckptool.checkpoints.averages import averaged_heads
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.checkpoints.training import states
-from ckptool.errors import MigrationRefused, WeightsNotFound
+from ckptool.errors import MigrationRefused
 from ckptool.messages import for_shell, some
 from ckptool.names.missing import by_likeness
 from ckptool.names.renaming import two_readings
-from ckptool.names.wrappers import COMPANIONS
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Inert
-from ckptool.tensors.reading import LazyTensor
+from ckptool.pickles.nodes import Inert
 
 _LISTED: Final = 12
-_EMA: Final = "ema"
-_DROPPED: Final = (_EMA, *NO_WEIGHTS)
+_DROPPED: Final = ("ema", *NO_WEIGHTS)
 """Roles that can be given to drop all entries that have them."""
-_COUNTERS: Final = COMPANIONS | {"decay", "num_updates", "updates"}
-"""Counters that averaging wrappers keep."""
-_INSIDE: Final = "module."
-"""A prefix that some averaging wrappers add."""
 
 
 def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
@@ -38,7 +31,7 @@ def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
     if what in _DROPPED:
         of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
         paths = [path for one in of_role for path in (sorted(one.own_keys) if one.own_keys else [one.key])]
-        if what == _EMA:
+        if what == "ema":
             weights = (one for one in checkpoint.state_dicts if one.role == "model")
             paths += [_joined(one.key, head) for one in weights for head in averaged_heads(one)]
         if what == "optimizer" and not paths:  # one that has made no step yet, or keeps nothing, has no tensors
@@ -113,102 +106,6 @@ def _nothing_to_drop(checkpoint: Checkpoint, path: str) -> MigrationRefused:
         kind="nothing-to-drop",
         hint=f"{f'In {for_shell(head)}' if head else 'At its top'} there are: {listed}" if listed else None,
     )
-
-
-def averaged_heads(state_dict: Mapping[str, object]) -> dict[str, str]:
-    """Return what names of averaged weights among others begin with, and what those of the weights themselves do."""
-    found: dict[str, str] = {}
-    for name in state_dict:
-        if _EMA not in name.lower():
-            continue
-        components = name.split(".")[:-1]
-        for place, component in enumerate(components):
-            words = component.split("_")
-            own = "_".join(word for word in words if word.lower() != _EMA)
-            if own and own != component:
-                found.setdefault(".".join(components[: place + 1]), ".".join([*components[:place], own]))
-                break
-    heads = {f"{own}." for own in found.values()}
-    there = {head for head in heads if any(name.startswith(head) for name in state_dict)} if heads else set()
-    return {head: own for head, own in found.items() if f"{own}." in there}
-
-
-def averaged(state_dict: StateDict) -> StateDict | None:
-    """
-    Return a state dict with the averaged weights in it under the names of those that they are averages of, in their
-    places; None if there are none.
-
-    The name of an average is that of the weights, as it is or without its dots, as Stable Diffusion has it.
-    """
-    heads = _heads_of_averages(state_dict)
-    if not heads:
-        return None
-    tensors = dict(state_dict.items())
-    for head, own in heads.items():
-        tails = [name[len(head) + 1 :] for name in state_dict if name.startswith(f"{head}.")]
-        dotless: dict[str, list[str]] = {}
-        for name in state_dict:
-            if name.startswith(f"{own}."):
-                dotless.setdefault(name[len(own) + 1 :].replace(".", ""), []).append(name)
-        left = [tail for tail in tails if tail not in _COUNTERS or tail in dotless]
-        start = len(_INSIDE) if all(tail.startswith(_INSIDE) for tail in left) else 0
-        for tail in left:
-            meant, average = dotless.get(tail[start:].replace(".", ""), []), state_dict[f"{head}.{tail}"]
-            meant = [name for name in meant if name == f"{own}.{tail[start:]}"] or meant
-            place = state_dict[meant[0]] if len(meant) == 1 else None
-            if place is None or place.shape != average.shape or tensors[meant[0]] is not place:
-                raise WeightsNotFound(
-                    f"it is not certain of which weights those under {head!r} are averages: {tail!r} has the name and "
-                    f"the shape of {'several' if len(meant) > 1 else 'none'} under {own!r}",
-                    kind="which-weights",
-                    hint=f"Migrate it with `include='{head}.*'` to have them under their own names.",
-                )
-            tensors[meant[0]] = average
-    return _without(state_dict, heads, _EMA, tensors)
-
-
-def not_averaged_in(state_dict: StateDict) -> StateDict:
-    """Return a state dict without its averaged weights; raise WeightsNotFound if it is not certain which these are."""
-    heads = _heads_of_averages(state_dict)
-    return _without(state_dict, heads, state_dict.role, state_dict) if heads else state_dict
-
-
-def _heads_of_averages(state_dict: StateDict) -> dict[str, str]:
-    """
-    Return what ``averaged_heads`` does, of what has no class.
-
-    Raises:
-        WeightsNotFound: There is something called an average at the head of some names, but not of which weights.
-    """
-    heads = averaged_heads(state_dict) if state_dict.class_name is None else {}
-    first = dict.fromkeys(name.partition(".")[0] for name in state_dict if "." in name) if not heads else {}
-    called = [one for one in first if _EMA in one.lower().split("_")]
-    if called and state_dict.class_name is None:
-        raise WeightsNotFound(
-            f"it is not certain if those under {called[0]!r} are averaged weights, nor of which",
-            kind="which-weights",
-            hint=f"Leave `weights=` out, or migrate it with `include='{called[0]}.*'` or `exclude='{called[0]}.*'`.",
-        )
-    return heads
-
-
-def _without(state_dict: StateDict, heads: Collection[str], role: Role, tensors: Mapping[str, LazyTensor]) -> StateDict:
-    """Return a state dict with some tensors, without what begins with ``heads``."""
-    starts = tuple(f"{head}." for head in heads)
-    pairs = nodes.mapping_pairs(state_dict.node)
-    kept = [(key, value) for key, value in pairs or () if not (isinstance(key, str) and key.startswith(starts))]
-    node = None if pairs is None else mapping_like(state_dict.node, kept)
-    own = {name: one for name, one in tensors.items() if not name.startswith(starts)}
-    return StateDict(state_dict.key, role, own, None, node, state_dict.own_keys)
-
-
-def mapping_like(node: Inert, pairs: nodes.Pairs) -> Inert:
-    """Return a mapping of the same class with other pairs."""
-    if not isinstance(node, Call):
-        return Dict(pairs)
-    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
-    made.items, made.pairs, made.state = node.items, list(pairs), node.state
-    return made
 
 
 def _joined(head: str, name: str) -> str:

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.cancellation import check_cancelled
+from ckptool.checkpoints.averages import averaged, not_averaged_in
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
 from ckptool.checkpoints.completeness import SAVE_WHOLE
-from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
+from ckptool.checkpoints.entries import to_drop
 from ckptool.checkpoints.modules import ModuleFacts, facts_by_module, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, WEIGHT_KEYS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads

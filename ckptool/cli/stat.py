@@ -21,7 +21,7 @@ from ckptool.errors import CkptoolError, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.listing import Target
 from ckptool.messages import counted, show
-from ckptool.sections import Fact, Section, Table, plain
+from ckptool.sections import Fact, Section, Table, as_json
 from ckptool.torch_ops.statistics import Statistics
 
 SCHEMA = "ckptool.stat/1"
@@ -108,7 +108,7 @@ class _Computed(Result):
         return Table(_RAW_HEADERS if is_raw else _HEADERS, rows, _IS_NUMBER)
 
     def object(self) -> dict[str, object]:
-        rows = [plain(row) for row in self._rows]
+        rows = [as_json(row) for row in self._rows]
         for row in rows:
             del row["is_lost"]  # ``why`` says it
         return {"schema": SCHEMA, "path": self.path, "rows": rows}

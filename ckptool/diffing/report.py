@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from ckptool.diffing.sides import Scope
 from ckptool.diffing.trees import Change
 from ckptool.diffing.values import ValueDiff
-from ckptool.messages import LISTED, grouped, head_of, show, some
-from ckptool.sections import Fact, Section, Table, completed, html_of, plain, text_of
+from ckptool.messages import LISTED, first_components, grouped, show, some
+from ckptool.sections import Fact, Section, Table, as_json, completed, html_of, text_of
 from ckptool.torch_ops.differences import Likeness, Number
 
 SCHEMA: Final = "ckptool.diff/2"
@@ -94,7 +94,7 @@ class DiffReport(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, as the command line prints it."""
-        fields = plain(self)
+        fields = as_json(self)
         del fields["unwrapped"]  # a text for people: `wrapped` says whether it is worth to compare again
         return {"schema": SCHEMA, "same": self.same, **fields, "counts": self.counts}
 
@@ -210,7 +210,9 @@ def _file(file: DiffedFile) -> str:
 
 def _grouped(names: Sequence[str]) -> list[str]:
     depth = 1
-    while depth < LISTED and len({head_of(name, depth) for name in names}) == 1:  # what all begin with says nothing
+    while (
+        depth < LISTED and len({first_components(name, depth) for name in names}) == 1
+    ):  # what all begin with says nothing
         depth += 1
     return grouped(names, "tensors", depth)
 

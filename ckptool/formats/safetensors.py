@@ -335,3 +335,12 @@ def _containers(values: Iterable[object]) -> list[dict[str, object] | list[objec
 
 def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:
     return TruncatedFile.early(f"{what} at byte {needed:,}, the file has {actual:,}", "safetensors", actual, needed)
+
+
+def begins_at_zero(text: str) -> bool:
+    """Say whether all places of tensors, of which a file of safetensors tells, are their beginnings."""
+    from ckptool.formats.strict_json import parse_object
+
+    places = parse_object(text.encode(), OF_PIECES, "sharding").values()
+    found = [place.get("saved_offsets") if isinstance(place, dict) else None for place in places]
+    return all(isinstance(offsets, list) and not any(offsets) for offsets in found)

@@ -276,7 +276,7 @@ def _without_places(opened: Mapping[str, Parsed], announced_nbytes: int | None) 
     of_pieces = [name for name, shard in opened.items() if safetensors.OF_PIECES in shard.metadata]
     held = sum(info.nbytes for name in opened for info in opened[name].contents.tensors.values()) if of_pieces else 0
     for name in of_pieces:
-        if held != announced_nbytes or not begins_at_zero(opened[name].metadata[safetensors.OF_PIECES]):
+        if held != announced_nbytes or not safetensors.begins_at_zero(opened[name].metadata[safetensors.OF_PIECES]):
             raise UnsupportedFeature(
                 f"shard {name!r}: pieces of tensors, which are no shard of an index", kind="shard-format"
             )
@@ -284,15 +284,6 @@ def _without_places(opened: Mapping[str, Parsed], announced_nbytes: int | None) 
         name: shard._replace(metadata={key: said for key, said in shard.metadata.items() if key not in about})
         for name, shard in opened.items()
     }
-
-
-def begins_at_zero(text: str) -> bool:
-    """Say whether all places of tensors, of which a file of safetensors tells, are their beginnings."""
-    from ckptool.formats.strict_json import parse_object
-
-    places = parse_object(text.encode(), safetensors.OF_PIECES, "sharding").values()
-    found = [place.get("saved_offsets") if isinstance(place, dict) else None for place in places]
-    return all(isinstance(offsets, list) and not any(offsets) for offsets in found)
 
 
 def merged_texts(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:

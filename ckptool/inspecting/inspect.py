@@ -18,7 +18,7 @@ from ckptool.inspecting.head import SCHEMA, adapter_in, family_in, findings_of, 
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.pickles.describe import describe, kind_of, scalar_of
-from ckptool.sections import Section, html_of, plain, text_of
+from ckptool.sections import Section, as_json, html_of, text_of
 from ckptool.sources.files import Origin
 from ckptool.tensors.pieces import Cut, cut_of
 from ckptool.tensors.reading import LazyTensor
@@ -98,7 +98,7 @@ def inspect_object(
     checkpoint: Checkpoint, findings: Sequence[Finding], tensors: Iterable[LazyTensor], digest: Known | None = None
 ) -> dict[str, Any]:
     """Return the object; its tensors are made as they are asked for."""
-    summary = plain(summarise(checkpoint))
+    summary = as_json(summarise(checkpoint))
     del summary["is_plain"]  # a matter of this code
     asked = {} if digest is None else {"digest": digest.digest, "digest_error": digest.error and digest.error.kind}
     groups = sharing(checkpoint.tensors.values())

@@ -27,7 +27,7 @@ from ckptool.migration.plan import OutFile, Plan
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
-from ckptool.sections import Fact, Section, Sides, completed, html_of, plain, text_of
+from ckptool.sections import Fact, Section, Sides, as_json, completed, html_of, text_of
 from ckptool.sources.naming import command_line, is_far, shown_path
 from ckptool.sources.paths import is_same_file
 from ckptool.tensors.tensor import TensorInfo
@@ -117,7 +117,7 @@ class MigrationReport(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, as the command line prints it."""
-        fields = plain(self)
+        fields = as_json(self)
         del fields["dropped_at_root"], fields["assumed"]  # they are among those that are dropped, and the notes
         head = {name: fields.pop(name) for name in ("source", "target", "form")}
         return {"schema": SCHEMA, **head, "source_format": self.before.format, **fields}

@@ -20,7 +20,6 @@ from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
-from ckptool.checkpoints.entries import mapping_like
 from ckptool.checkpoints.modules import facts_by_module
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.quantized import keep
@@ -441,7 +440,7 @@ def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: frozenset[s
             pairs.append((key, leaves.get(name, value) if name is not None else value))
     pairs += [(head + name, leaf) for name, leaf in leaves.items() if name not in known]
     if isinstance(chosen.node, Call):
-        chosen.node.args = mapping_like(chosen.node, pairs).args
+        chosen.node.args = nodes.mapping_like(chosen.node, pairs).args
     chosen.node.pairs = pairs
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.entries import entries_at, mapping_like, to_drop
+from ckptool.checkpoints.entries import entries_at, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, names_without, unwrapped
 from ckptool.checkpoints.weights import NameChanges, by_name, prepare
 from ckptool.errors import MigrationRefused
@@ -97,7 +97,7 @@ class _Edit:
             for key, value in nodes.mapping_pairs(self.node) or []
             if not (type(key) in (str, int) and keys.get(key, key) is None)
         ]
-        made = mapping_like(self.node, pairs)
+        made = nodes.mapping_like(self.node, pairs)
         if self.modules and isinstance(made, Call) and isinstance(made.state, Dict):
             metadata = metadata_node(self.modules)
             made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in made.state.pairs])

@@ -464,3 +464,12 @@ class FieldNames:
             return None
         self._kinds.append(names)
         return Fields(names, tuple(items[1::2]))
+
+
+def mapping_like(node: Inert, pairs: Pairs) -> Inert:
+    """Return a mapping of the same class with other pairs."""
+    if not isinstance(node, Call):
+        return Dict(pairs)
+    made = Call(node.func, () if node.pairs is None else node.args, node.how, node.kwargs)
+    made.items, made.pairs, made.state = node.items, list(pairs), node.state
+    return made

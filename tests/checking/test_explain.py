@@ -358,8 +358,8 @@ TRACEBACK = """Traceback (most recent call last):
 """
 LONG = (
     (
-        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you "
-        "are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu')."
+        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If "
+        "you are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu')."
     ),
     "RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage (tagged with npu:0)",
     "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "

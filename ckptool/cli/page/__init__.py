@@ -36,7 +36,7 @@ from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.inspecting.columns import COLUMNS, Related
 from ckptool.inspecting.head import extra_lines, head_facts
 from ckptool.messages import counted, cut, show, show_nbytes, some
-from ckptool.sections import Fact, plain
+from ckptool.sections import Fact, as_json
 from ckptool.sources.files import packaged
 from ckptool.sources.naming import local_name, shown_path
 from ckptool.tensors.reading import LazyTensor
@@ -70,7 +70,7 @@ def shown(value: Any) -> Any:
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):
         return {name: shown(one) for name, one in value.items()}
-    return [shown(one) for one in value] if isinstance(value, list) else plain(value)
+    return [shown(one) for one in value] if isinstance(value, list) else as_json(value)
 
 
 def _roles(checkpoint: Checkpoint) -> dict[str, str]:
@@ -114,7 +114,7 @@ def compared_rows(report: DiffReport, a: Mapping[str, LazyTensor], b: Mapping[st
     changes = _changes(report, names)
     likeness = {one.name: one for one in report.likeness}
     measures = {
-        one.name: shown({**plain(one), **{field: getattr(likeness.get(one.name), field, None) for field in _ALIKE}})
+        one.name: shown({**as_json(one), **{field: getattr(likeness.get(one.name), field, None) for field in _ALIKE}})
         for one in (*report.values, *report.close)
     }
     return [
@@ -150,7 +150,7 @@ def add_values(rows: Sequence[dict[str, Any]], found: Iterable[ValueRow | None])
     """Add to each row what the values of its tensor are like, or why that is not known."""
     for row, one in zip(rows, found, strict=True):
         known = one and (one.values._asdict() if one.values is not None else {"why": one.why})
-        row.setdefault("values", []).append(shown(known and plain(known)))
+        row.setdefault("values", []).append(shown(known and as_json(known)))
 
 
 def packed(rows: Sequence[Mapping[str, Any]]) -> str:

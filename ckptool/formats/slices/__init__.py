@@ -99,7 +99,7 @@ def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
 
 def _is_piece(name: str, text: str) -> bool:
     """Say whether a file of safetensors, and what it says of pieces of tensors, are of one rank."""
-    from ckptool.formats.sharded import begins_at_zero  # which few files need
+    from ckptool.formats.safetensors import begins_at_zero  # which few files need
 
     return name.startswith("shard-") or not begins_at_zero(text)
 
