@@ -18,8 +18,8 @@ FOLDER_OBJECTS: Final = 100_000
 """Objects below a prefix of a store: each answer lists a thousand."""
 TAR_NAME_NBYTES: Final = 1 << 16
 """An extended header of a tar, which is read into memory."""
-BEHIND_TAR_NBYTES: Final = 1 << 24
-"""Bytes behind the end of a tar in which another is looked for."""
+PADDING_NBYTES: Final = 1 << 26
+"""Zeros between the parts of a file, or behind its end: of more, nobody knows that they are."""
 UNSIZED_NBYTES: Final = 16 << 30
 """What is downloaded at most where the server does not say how much there is."""
 

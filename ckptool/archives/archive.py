@@ -43,11 +43,20 @@ class Record(NamedTuple):
 class Archive(Mapping[str, Record]):
     """Records by name, in file order, and the source that they lie in."""
 
-    def __init__(self, source: Source, records: dict[str, Record], limits: Limits, notes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        source: Source,
+        records: dict[str, Record],
+        limits: Limits,
+        notes: tuple[str, ...] = (),
+        unused: tuple[range, ...] = (),
+    ) -> None:
         self.source = source
         self.limits = limits
         self.notes = notes
         """What is odd about the archive though nothing in it can be misread."""
+        self.unused = unused
+        """Bytes that have no part in it, and that other programs may read: between members, or behind the end."""
         self.records = records
         self._inflatable = limits.inflated(source.nbytes)
         self._kept: dict[str, bytes] = {}

@@ -24,7 +24,7 @@ from ckptool.errors import (
     TruncatedFile,
     UnsupportedFeature,
 )
-from ckptool.limits import BEHIND_TAR_NBYTES, DEFAULT_LIMITS, TAR_NAME_NBYTES, Limits
+from ckptool.limits import DEFAULT_LIMITS, TAR_NAME_NBYTES, Limits
 from ckptool.sources.source import ReadAhead, SliceSource, Source
 
 BLOCK: Final = 512
@@ -64,9 +64,11 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     records: dict[str, Record] = {}
     no_files: set[str] = set()
     notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
+    unused: list[range] = []
     for member in _members(source):
         if isinstance(member, int):
             notes = ()
+            unused.append(range(member, source.nbytes))
             break
         if member.payload + member.nbytes > source.nbytes:
             raise _truncated(member.payload, member.payload + member.nbytes, source.nbytes)
@@ -81,51 +83,29 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             if len(no_files) >= limits.entries:
                 raise LimitExceeded(f"more than {limits.entries:,} links and the like in a tar", actual=limits.entries)
             no_files.add(name)
+            if member.nbytes and member.kind not in _NO_FILES:  # of a kind of its own, which some take for a file
+                unused.append(range(member.payload, member.payload + member.nbytes))
             continue
         if member.name in records:
             raise AmbiguousFile(f"the tar holds {member.name!r} twice", kind="ambiguous-tar", offset=member.payload)
         if len(records) >= limits.entries:
             raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
         records[member.name] = Record(member.name, member.payload, member.nbytes, member.nbytes)
-    return Archive(source, records, limits, notes)
+    return Archive(source, records, limits, notes, tuple(unused))
 
 
-def others(source: Source, archive: Archive | None) -> Iterator[tuple[str, Source]]:
-    """
-    Yield what other readers of tars could take for a file that ``archive`` has not: of a kind of its own, say.
-
-    Without an archive, for the tar is refused, all files: copies under one name, sparse and cut ones among them. Behind
-    the end, another tar, at which readers go on that pass over zeros.
-    """
+def remnants(source: Source) -> Iterator[tuple[str, Source]]:
+    """Yield all files of a tar that is refused: copies under one name, sparse and cut ones among them."""
     for member in _as_far(_members(source)):
         if isinstance(member, int):
-            if (behind := _behind(source, member)) is not None:
-                yield f"tar at byte {behind:,}", SliceSource(source, behind, source.nbytes - behind)
             return
         begin, left = member.payload, source.nbytes - member.payload
-        if (archive is not None and member.kind in _FILES) or member.kind in _NO_FILES or left <= 0:
+        if member.kind in _NO_FILES or left <= 0:
             continue
         nbytes = min(member.nbytes, left)
         yield member.name, SliceSource(source, begin, nbytes)
         if member.is_sparse and nbytes > BLOCK:  # behind the list of what is there of it
             yield member.name, SliceSource(source, begin + BLOCK, nbytes - BLOCK)
-
-
-def _behind(source: Source, end: int) -> int | None:
-    """
-    Return where a header stands behind the end of a tar, at a whole number of blocks; None where there is none.
-
-    Raises:
-        LimitExceeded: More follows than is searched.
-    """
-    ahead, left = ReadAhead(source), source.nbytes - end
-    for at in range(end, end + min(left, BEHIND_TAR_NBYTES), BLOCK):
-        block = ahead.read(at, BLOCK)
-        if is_tar(block):
-            return at
-    if left > BEHIND_TAR_NBYTES:
-        raise LimitExceeded("more behind the end of a tar than is searched", needed=left, actual=BEHIND_TAR_NBYTES)
-    return None
 
 
 def _as_far(members: Iterator[_Member | int]) -> Iterator[_Member | int]:

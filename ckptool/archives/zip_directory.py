@@ -84,6 +84,8 @@ class Directory(NamedTuple):
     members: int
     end: int
     """Offset of what follows the central directory: the zip64 end record, or the end record."""
+    stop: int
+    """Offset of what follows the archive, which is mostly nothing."""
 
 
 class Entry(NamedTuple):
@@ -99,9 +101,9 @@ class Entry(NamedTuple):
     """Offset of the local header."""
 
 
-def find_directory(source: Source) -> tuple[Directory, list[str]]:
+def find_directory(source: Source) -> Directory:
     """
-    Return the one directory that every reader finds, and what is odd about the end of the file.
+    Return the one directory that every reader finds.
 
     Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
     """
@@ -119,7 +121,9 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
     if disk not in (0, FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
     _refuse_several(source, end, nbytes, offset)
-    directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end)
+    stop = end + END.size + comment
+    directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end, end)
+    directory = directory._replace(stop=stop)
     # Some readers find the directory by its offset, others by its size counted back from the end record: where the two
     # differ, they would read different directories.
     gap = directory.end - directory.offset - directory.nbytes
@@ -128,16 +132,12 @@ def find_directory(source: Source) -> tuple[Directory, list[str]]:
             f"the central directory ends {abs(gap):,} bytes {'before' if gap > 0 else 'after'} its end record",
             end,
         )
-    notes = []
-    after = source.nbytes - end - END.size - comment
-    if after < 0:
+    if stop > source.nbytes:
         raise ambiguous(f"the archive's comment of {comment:,} bytes is cut short", end)
-    if after:
-        notes.append(f"{after:,} bytes after the end of the archive")
     previous = tail.rfind(END_MAGIC, 0, at)
     if previous >= 0 and tail_start + previous >= directory.offset:
         raise ambiguous("a second end of archive", tail_start + previous)
-    return directory, notes
+    return directory
 
 
 def _refuse_several(source: Source, end: int, nbytes: int, offset: int) -> None:
@@ -174,7 +174,7 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
     pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
     if any(short not in (full, long) for short, full, long in pairs):
         raise ambiguous("the zip and zip64 end records disagree", end)
-    return Directory(offset64, nbytes64, count64, record_at)
+    return Directory(offset64, nbytes64, count64, record_at, at)
 
 
 def read_entries(source: Source, directory: Directory) -> list[Entry]:

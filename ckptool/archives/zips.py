@@ -99,7 +99,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         MalformedFile: It contradicts the format.
         UnsupportedFeature: It is encrypted, or packed with something else than deflate.
     """
-    directory, notes = find_directory(source)
+    directory = find_directory(source)
     if directory.members > limits.entries:
         fact = f"the zip has {directory.members:,} members; {limits.entries:,} are allowed"
         raise LimitExceeded(fact, needed=directory.members, actual=limits.entries)
@@ -108,6 +108,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     _refuse_twins(entries)
     records: dict[str, Record] = {}
     position = 0
+    gaps: list[range] = []
     ahead = ReadAhead(source)
     entries.sort(key=attrgetter("header"))
     names = _names(entries)
@@ -116,7 +117,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if entry.header < position:
             raise ambiguous(f"member {show_member(entry.name)} begins inside another", entry.header)
         if entry.header > position:
-            notes.append(_note_gap(source, position, entry.header))
+            gaps.append(range(position, entry.header))
         if place is None:
             record, position = _read_member(ahead, entry, name, directory.offset)
         else:
@@ -130,9 +131,12 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise ambiguous(f"member {show_member(entry.name)} is called like a folder, and has content", entry.header)
     if position > directory.offset:
         raise ambiguous("the last member reaches into the central directory", directory.offset)
-    if position < directory.offset:
-        notes.append(_note_gap(source, position, directory.offset))
-    return Archive(source, records, limits, tuple(notes))
+    gaps += filter(None, [range(position, directory.offset)])
+    notes = [_note_gap(source, gap.start, gap.stop) for gap in gaps]
+    if after := range(directory.stop, source.nbytes):
+        gaps.append(after)
+        notes.insert(0, f"{len(after):,} bytes after the end of the archive")
+    return Archive(source, records, limits, tuple(notes), tuple(gaps))
 
 
 def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[Place | None]:

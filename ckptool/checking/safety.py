@@ -22,7 +22,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
 from ckptool.formats.runnable.acts import Act, Survey, place
-from ckptool.formats.runnable.pickle_search import Place, Search
+from ckptool.formats.runnable.pickle_search import Search
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import canonical
 from ckptool.pickles.dangerous_names import words
@@ -229,7 +229,7 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                         search.names.update(unseen.names)  # is known
             if id(archive) not in done:
                 search.foreign(place.removesuffix("::"), other_programs.among(archive, archive.head))
-                search.others(archive.source, archive, Place(place.removesuffix("::")))
+                search.unused(archive.source, archive.unused, place.removesuffix("::"))
             done.add(id(archive))
             inner = f"{one.member or ''}::".removeprefix(place)
             place += next((f"{name}::" for name in archive if inner.startswith(f"{name}::")), "")
@@ -255,7 +255,7 @@ def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> Non
             for name in _others(checkpoint, archive, known):
                 if not name.endswith(but):
                     search.member(archive, name, name)
-            search.others(archive.source, archive)
+            search.unused(archive.source, archive.unused)
 
 
 def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:

@@ -86,7 +86,7 @@ _MARKS: Final = digits + ascii_lowercase
 def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
     """Return the edit that gives a zip, behind which is nothing, another pickle under a name."""
     source = archive.source
-    directory, _ = find_directory(source)
+    directory = find_directory(source)
     entries, end = source.read(directory.offset, directory.nbytes), _end_of(source)
     at = _entry(entries, name.encode())
     comment = source.read(end + END.size, source.nbytes - end - END.size)

@@ -192,7 +192,8 @@ def test_strict_takes_an_odd_container_for_an_error(tmp_path: Path) -> None:
     for name, data, code in (("sound", sound, 0), ("behind", sound + b"x", 1)):
         path = tmp_path / name
         path.write_bytes(data)
-        assert json.loads(run(path, "--json", code=0))["worst"] in (None, "info")
+        found = json.loads(run(path, "--json", code=code))
+        assert (found["worst"] in (None, "info"), found["grade"]) == ((False, "code") if code else (True, "data"))
         found = json.loads(run(path, "--json", "--strict", code=code))
         assert [one["severity"] for one in found["findings"] if one["code"] == "CK101"] == ["error"] * code
     assert not [

@@ -662,3 +662,23 @@ def test_texts_that_begin_like_zlib_are_passed_over(tmp_path: Path) -> None:
 def test_zeros_behind_xz_are_padding() -> None:
     for pack_up in (XZ, ALONE):
         assert check(pack_up(pickled({"a": 1})) + bytes(512)).grade == "data"
+
+
+HONEST = {
+    "a zip of torch": torch_zip({"w": tensor(storage())}, {"0": floats()}),
+    "a legacy stream": legacy({"w": tensor(storage(rest=(None,)))}, [("0", 4, floats())]),
+    "a pickle": pickled({"a": 1}),
+    "a tar of a zip": tar_file({"w.pth": torch_zip({"w": tensor(storage())}, {"0": floats()})}),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_a_file_with_bytes_that_have_no_part_in_its_format_is_no_data(name: str, tmp_path: Path) -> None:
+    sound = HONEST[name]
+    for behind, is_data in ((b"", True), (bytes(4096), True), (bytes(9) + b"x", False)):
+        path = tmp_path / f"{len(behind)}.bin"
+        path.write_bytes(sound + behind)
+        report = check(path)
+        assert (report.grade == "data") == is_data, behind
+        assert ("CK209" in [one.code for one in report.findings]) != is_data
+        assert invoke(["check", "-q", "--fail-on", "system", str(path)]).exit_code == (not is_data)

@@ -92,7 +92,7 @@ def test_places_found_without_local_headers_are_those_that_these_say() -> None:
             records = {record.offset for record in read_zip(data).values()}
         except CkptoolError:
             continue
-        directory, _ = find_directory(data)
+        directory = find_directory(data)
         entries = sorted(read_entries(data, directory), key=lambda entry: entry.header)
         for entry, place in zip(entries, placed(entries, directory.offset)[0], strict=True):
             if place is not None and not entry.name.endswith(b"/"):

@@ -33,7 +33,7 @@ from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFil
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable.acts import Act, Name, Survey, place
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
-from ckptool.limits import Limits
+from ckptool.limits import PADDING_NBYTES, Limits
 from ckptool.messages import cut
 from ckptool.pickles.alarms import Verdict, is_known
 from ckptool.pickles.judge import Judge
@@ -55,6 +55,7 @@ _COST_OF_PICKLE: Final = 512
 _MOST_TIMES: Final = 4
 """How often what the file may grow to may be unpacked, one after the other."""
 _HEAD: Final = 512
+_STEP: Final = 1 << 20
 MOST_LISTED: Final = 1000
 """Acts: of more, those that are known to reach the system."""
 _MOST_UNSEEN: Final = 100
@@ -274,7 +275,7 @@ class Search:
             raise UnsupportedFeature(_UNPACKABLE, kind=_PACKED) from error
         self._unpacked(content, source, where)
 
-    def _zip(self, source: Source, where: Place) -> None:
+    def _zip(self, source: Source, where: Place, *, is_all: bool = True) -> None:
         try:
             archive = zips.read_zip(source, self._left())
         except Failure as error:
@@ -289,16 +290,19 @@ class Search:
                     part = partial(SliceSource, member.source, 0, member.source.nbytes)
                     self._content(part, where.member(member.name))
             raise
+        if is_all:
+            self.unused(archive.source, archive.unused, where.record)
         self._members(archive, where)
 
     def _tar(self, source: Source, where: Place) -> None:
         try:
             archive = tars.read_tar(source, self._left())
         except Failure:
-            self.others(source, None, where)
+            for name, content in tars.remnants(source):
+                self._content(partial(SliceSource, content, 0, content.nbytes), where.member(name))
             raise
+        self.unused(archive.source, archive.unused, where.record)
         self._members(archive, where, is_tar=True)
-        self.others(source, archive, where)
 
     def _members(self, archive: Archive, where: Place, *, is_tar: bool = False) -> None:
         """Look at an archive, and its members, but for the storages of a tree: no loader starts a pickle there."""
@@ -317,11 +321,15 @@ class Search:
             if wrong is not None or (name not in tables and name not in storages):
                 self._content(partial(archive.open, name), where.member(name))
 
-    def others(self, source: Source, archive: Archive | None, where: Place = _FILE) -> None:
-        """Look at what readers of another archive than ours may take for members of a tar, if it is one."""
-        if tars.is_tar(source.read(0, min(tars.BLOCK, source.nbytes))):
-            for name, content in tars.others(source, archive):
-                self._content(partial(SliceSource, content, 0, content.nbytes), where.member(name))
+    def unused(self, source: Source, parts: Iterable[range], record: str = "") -> None:
+        """Note bytes that have no part in the format of a file, but for zeros, with which writers fill up."""
+        for part in parts:
+            ends = range(part.start, min(part.stop, part.start + PADDING_NBYTES), _STEP)
+            is_padding = not any(source.read(at, min(_STEP, part.stop - at)).strip(b"\0") for at in ends)
+            if not is_padding or len(part) > PADDING_NBYTES:
+                self.miss(
+                    f"{record or 'the file'}: {len(part):,} bytes at {part.start:,} that are no part of its format"
+                )
 
     def as_tar(self, source: Source, where: Place = _FILE) -> None:
         """Look at what is read as something else as a tar, too, if it is one: ``torch.load`` asks for that first."""
@@ -344,7 +352,8 @@ class Search:
         if front is None and END_MAGIC not in tail:
             return  # bytes that only look like the end, if there are some: no reader opens it
         try:
-            self._zip(SliceSource(source, front, source.nbytes - front) if front and front > 0 else source, where)
+            part = SliceSource(source, front, source.nbytes - front) if front and front > 0 else source
+            self._zip(part, where, is_all=False)  # what is around it may be of what the file begins as
         except (LimitExceeded, UnreadableFile, UnsupportedFeature) as error:
             self.miss(f"{where}: the zip at its end: {error.message}")
 
@@ -418,6 +427,7 @@ class Search:
 
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
+        self.unused(source, [range(at, source.nbytes)], record)
         self._pickles(source, at, Place(record), is_behind=True)
 
     def _pickles(
