@@ -61,6 +61,8 @@ class Dense(NamedTuple):
     """The function of ``torch_ops.dequantize``, and what it is given:"""
     parts: Mapping[str, LazyTensor]
     facts: Mapping[str, float]
+    is_turned: bool = False
+    """Whether the dense weight is the other way round: ``shape`` is [inputs, outputs]."""
 
 
 class Found(NamedTuple):
@@ -73,7 +75,7 @@ class Found(NamedTuple):
     tensors: Mapping[str, LazyTensor]
     settings: Settings | None
     usual: str
-    """The type that the weights have which are not quantised, if it has 16 bits."""
+    """The type that the weights have which are not quantised."""
 
     @property
     def type_of_scale(self) -> str:

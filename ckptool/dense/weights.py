@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
+from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.quantized_layouts import FP8
 from ckptool.checkpoints.weights import Weights
 from ckptool.dense.layouts import HALF, OF_ACTIVATIONS, PLAIN_OF_COMFY, Dense, dense_of, refuse_unknown
 from ckptool.errors import MigrationRefused
-from ckptool.formats.json_beside import quantization_of
+from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.tensors import dtypes
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
+
+_OF_QUANTO: Final = ("input_scale", "output_scale")
+_OF_CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
+"""Models of transformers, by the type in config.json, that keep the weights of these layers as [inputs, outputs]:"""
+_UNKNOWN_MODEL: Final = ", [outputs, inputs]; GPT-2 wants [inputs, outputs], and no config.json says which model it is"
+_CONV1D: Final = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.[^.]+\Z")
 
 
 class DenseSource(MadeWeight):
@@ -34,19 +41,26 @@ class DenseSource(MadeWeight):
         self._saturate = saturate
 
     def made(self) -> Iterator[bytes]:
-        from ckptool.torch_ops.dequantize import HOW, packed  # no other migration needs torch
+        from ckptool.torch_ops.dequantize import HOW, packed, turned_round  # no other migration needs torch
 
         dense = self.dense
         parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
         values = HOW[dense.how](parts, dense.facts)
+        values = turned_round(values, dense.shape[0]) if dense.is_turned else values
         return packed(values, self._dtype, self._name, saturate=self._saturate)
 
 
-def _is_of_activations(path: str, tensor: LazyTensor, around: Collection[str]) -> bool:
-    """Say whether a number scales activations or caches, in a module ``around`` quantised weights; or marks a file."""
-    is_marker = path.rpartition(".")[2] == "scaled_fp8" and tensor.dtype in FP8
+def _is_of_activations(path: str, tensors: Mapping[str, LazyTensor], around: Collection[str]) -> bool:
+    """
+    Say whether a number scales activations or caches, or marks a file.
+
+    It is in a module ``around`` quantised weights; or, by quanto, is one of the two that a norm without any has.
+    """
+    tensor, (module, _, name) = tensors[path], path.rpartition(".")
+    is_marker = name == "scaled_fp8" and tensor.dtype in FP8
     is_scale = tensor.numel == 1 and OF_ACTIVATIONS.search(path) is not None
-    return is_marker or (is_scale and path.rpartition(".")[0] in around)
+    is_pair = name in _OF_QUANTO and all(f"{module}.{one}" in tensors for one in _OF_QUANTO)
+    return is_marker or (is_scale and (module in around or is_pair))
 
 
 def _refuse_comfy(checkpoint: Checkpoint) -> None:
@@ -64,6 +78,15 @@ def _are_same(one: Dense, other: Dense) -> bool:
         return False
     pairs = [(part, other.parts[key]) for key, part in one.parts.items()]
     return all(a.shape == b.shape and a.dtype == b.dtype and not differ(a, b) for a, b in pairs)
+
+
+def _usual_type(plain: Sequence[LazyTensor]) -> str:
+    """Return the type of 16 bits that most of what is not quantised has; float32 if all of its floats are of that."""
+    usual = Counter[str]()
+    for tensor in plain:
+        usual[tensor.dtype] += tensor.numel
+    found = [dtype for dtype, _ in usual.most_common() if dtype in HALF]
+    return found[0] if found else "float32" if usual["float32"] else HALF[0]
 
 
 def make_dense(
@@ -95,17 +118,19 @@ def make_dense(
     new = {head + old: name for name, old in weights.old_names.items() if name in weights.tensors}
     there = {**checkpoint.tensors, **{path: weights.tensors[name] for path, name in new.items()}}  # with what is tied
     chosen = {one.name: (one, others) for one, others in found.bound if one.name in new}
-    usual = Counter(dict.fromkeys(HALF, 0))
-    for tensor in weights.tensors.values():
-        usual[tensor.dtype] += tensor.numel * (tensor.dtype in HALF)
     made: dict[str, tuple[str, LazyTensor]] = {}
     sources: list[DenseSource] = []
     tied: dict[object, DenseSource] = {}
     gone = {other for _, others in chosen.values() for other in others} - chosen.keys()
     around = {path[:end] for path in chosen for end, char in enumerate(path) if char == "."}
-    gone |= {path for path in new if _is_of_activations(path, there[path], around)}
+    gone |= {path for path in new if _is_of_activations(path, there, around)}
+    plain = _usual_type([there[path] for path in new if path not in gone and path not in chosen])
+    model = object_beside(checkpoint.path, checkpoint.source, "config.json").get("model_type")
     for path, (weight, others) in chosen.items():
-        dense = dense_of(weight, there, found.settings, usual.most_common(1)[0][0])
+        dense = dense_of(weight, there, found.settings, plain)
+        may_turn = _CONV1D.search(path) is not None and len(dense.shape) == 2
+        if may_turn and model in _OF_CONV1D:
+            dense = dense._replace(shape=dense.shape[::-1], is_turned=True)
         used = {id(part) for part in dense.parts.values()}
         refuse_unknown(path, [one for one in others if id(there.get(one)) not in used])
         name = new[path]
@@ -121,6 +146,7 @@ def make_dense(
         if source is None or not _are_same(source.dense, dense):
             source = tied[memory] = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
             source.is_compressed = at_once
+            source.said += _UNKNOWN_MODEL if may_turn and model is None else ""
             sources.append(source)
         info = source.tensor(there[path].info, dtypes.BY_NAME[own], dense.shape)
         made[path] = name, LazyTensor(name, info)

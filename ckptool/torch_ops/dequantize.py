@@ -58,6 +58,13 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
         yield string_at(made.data_ptr(), made.nbytes)
 
 
+def turned_round(values: Values, columns: int) -> Values:
+    """Yield a matrix of so many columns the other way round: the whole of it is in memory."""
+    import torch
+
+    yield torch.cat([one.reshape(-1) for one in values]).reshape(-1, columns).T
+
+
 def plain(parts: Parts, facts: Facts) -> Values:
     """Yield floats or integers times their scale: of the tensor, a row, or a block of it."""
     values, scale = parts["values"], _factors(parts["scale"])

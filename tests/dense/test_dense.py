@@ -252,6 +252,37 @@ def test_names_that_are_tied_stay_so(scales: str, tmp_path: Path) -> None:
         assert torch.equal(head, (values.float() * other).bfloat16())
 
 
+@pytest.mark.parametrize("model", ["gpt2", "gpt_bigcode", None])
+def test_layers_of_gpt2_come_out_as_the_plain_model_has_them(model: str | None, tmp_path: Path) -> None:
+    values, scale = torch.randint(-127, 128, (6, 4), dtype=torch.int8), torch.rand(6)
+    head = torch.randint(-127, 128, (6, 4), dtype=torch.int8)
+    state = {"transformer.h.0.attn.c_attn.weight": values, "transformer.h.0.attn.c_attn.SCB": scale}
+    save_file(state | {"head.weight": head, "head.SCB": scale.clone()}, tmp_path / "model.safetensors")
+    if model is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+
+    report = ckptool.migrate(tmp_path, tmp_path / "out.safetensors", dequantize=True, dtype="float32")
+    found = load_file(tmp_path / "out.safetensors")
+    plain, own = (one.float() * scale[:, None] * 7.874015718698502e-3 for one in (values, head))
+    assert torch.equal(found["transformer.h.0.attn.c_attn.weight"], plain.T if model == "gpt2" else plain)
+    assert torch.equal(found["head.weight"], own)
+    assert ("no config.json says which model it is" in str(report)) == (model is None)
+
+
+def test_scales_of_activations_of_norms_are_left_out(tmp_path: Path) -> None:
+    one = torch.tensor(0.5)
+    linear = {"l.weight._data": torch.ones(4, 4, dtype=torch.int8), "l.weight._scale": torch.rand(4, 1)}
+    scales = {f"{module}.{name}": one.clone() for module in ("l", "norm") for name in ("input_scale", "output_scale")}
+    own = {"norm.weight": torch.ones(4), "mine.input_scale": one}  # a parameter that is called so
+    save_file(linear | scales | own, tmp_path / "x.safetensors")
+    found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {
+        "l.weight": torch.float32,  # as all else
+        "norm.weight": torch.float32,
+        "mine.input_scale": torch.float32,
+    }
+
+
 def test_names_folders_and_settings(tmp_path: Path) -> None:
     tensors, dense, says = gptq(4, is_new=False)
     path = written({f"model.{name}": one for name, one in tensors.items()}, says, tmp_path)

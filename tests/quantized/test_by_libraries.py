@@ -325,6 +325,50 @@ def test_quanto_is_dense(kind: str, tmp_path: Path) -> None:
         assert torch.equal(found[f"{name}.weight"], layer.weight.dequantize())
 
 
+def test_quanto_with_activations_is_dense(tmp_path: Path) -> None:
+    quanto = pytest.importorskip("optimum.quanto")
+    model = net().float()
+    plain = set(model.state_dict())
+    quanto.quantize(model, weights=quanto.qint8, activations=quanto.qint8)
+    with quanto.Calibration():
+        model(torch.randn(3, 256))
+    quanto.freeze(model)
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+
+    found = ckptool.load(tmp_path / "x.safetensors", dequantize=True)
+    assert found.keys() == plain
+    assert torch.equal(found["0.weight"], model[0].weight.dequantize())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gpt2_of_bitsandbytes_is_loaded_again_as_a_plain_model(bits: int, tmp_path: Path) -> None:
+    library = pytest.importorskip("transformers")
+    layers = pytest.importorskip("bitsandbytes").nn
+    functional = pytest.importorskip("bitsandbytes.functional")
+    torch.manual_seed(0)
+    config = library.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=32)
+    library.GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    asked = library.BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    auto = library.AutoModelForCausalLM
+    auto.from_pretrained(tmp_path / "base", quantization_config=asked, device_map="cpu").save_pretrained(tmp_path / "q")
+
+    ckptool.migrate(
+        tmp_path / "q", tmp_path / "d", dequantize=True, max_shard_size="1GB", config_from=str(tmp_path / "q")
+    )
+    plain = auto.from_pretrained(tmp_path / "d", dtype=torch.bfloat16)
+    found = 0
+    for name, layer in auto.from_pretrained(tmp_path / "q", device_map="cpu").named_modules():
+        if isinstance(layer, layers.Linear4bit):
+            want = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        elif isinstance(layer, layers.Linear8bitLt):
+            want = layer.weight.data.float() * layer.weight.SCB.float()[:, None] * 7.874015718698502e-3
+        else:
+            continue
+        found += 1
+        assert torch.equal(plain.get_submodule(name).weight, want.bfloat16().T)
+    assert found == 8
+
+
 def test_mxfp4_and_awq_are_dense(tmp_path: Path) -> None:
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
     awq = pytest.importorskip("awq.utils.packing_utils")
