@@ -285,14 +285,16 @@ def open_folder(path: str) -> int:
 
 
 def open_folder_below(folder: int, name: str) -> int:
-    """Return a descriptor of a directory in an open one; raise FileUnavailable if it is missing, a file or a link."""
-    try:
-        found = _open_or_target(system.open_folder_at, folder, name)
-    except OSError as error:
-        raise unavailable(error) from error
-    if isinstance(found, str):
-        raise _refused_link()
-    return found
+    """Return a descriptor of a folder below an open one; raise FileUnavailable if it is missing, a file or a link."""
+    *above, last = name.split("/")
+    with ExitStack() as stack:
+        try:
+            for component in above:
+                folder = _folder_in(folder, component)
+                stack.callback(os.close, folder)
+            return _folder_in(folder, last)
+        except OSError as error:
+            raise unavailable(error) from error
 
 
 def open_below(folder: int, name: str) -> int:
@@ -307,9 +309,7 @@ def open_below(folder: int, name: str) -> int:
     with ExitStack() as stack:
 
         def opened(component: str, inside: int) -> int:
-            fd = _open_or_target(system.open_folder_at, inside, component)
-            if isinstance(fd, str):
-                raise _refused_link()
+            fd = _folder_in(inside, component)
             stack.callback(os.close, fd)
             return fd
 
@@ -355,6 +355,13 @@ def open_below(folder: int, name: str) -> int:
 def is_link(folder: int, name: str) -> bool:
     """Say whether a name in an open folder is that of a link."""
     return _link(name, folder) is not None
+
+
+def _folder_in(folder: int, name: str) -> int:
+    fd = _open_or_target(system.open_folder_at, folder, name)
+    if isinstance(fd, str):
+        raise _refused_link()
+    return fd
 
 
 def _open_or_target(opening: Callable[[int, str], int], folder: int, name: str) -> int | str:

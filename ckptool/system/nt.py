@@ -99,11 +99,15 @@ def open_folder_at(folder: int, name: str) -> int:
 
 
 def link_at(folder: int, name: str) -> str:
-    return os.readlink(os.path.join(_path_of(folder), name)).replace("\\", "/")
+    return os.readlink(_path_below(folder, name)).replace("\\", "/")
 
 
 def stat_at(folder: int | None, name: str, *, follow: bool = True) -> os.stat_result:
-    return os.stat(name if folder is None else os.path.join(_path_of(folder), name), follow_symlinks=follow)
+    return os.stat(name if folder is None else _path_below(folder, name), follow_symlinks=follow)
+
+
+def _path_below(folder: int, name: str) -> str:
+    return os.path.join(_path_of(folder), *name.split("/"))
 
 
 def _path_of(fd: int) -> str:

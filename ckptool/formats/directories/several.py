@@ -11,6 +11,7 @@ What a pipeline of diffusers names, and what of it is there: ``model_index.json`
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from shlex import join, quote
@@ -158,7 +159,7 @@ def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Pro
 
 
 def _file(found: Parsed) -> str:
-    return "" if isinstance(found.source, FolderSource) else getattr(found.source, "path", "").rpartition("/")[2]
+    return "" if isinstance(found.source, FolderSource) else os.path.basename(getattr(found.source, "path", ""))
 
 
 def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:
