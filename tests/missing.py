@@ -51,6 +51,13 @@ def on_windows(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(sys.platform == "win32", reason=f"Windows: {reason}")
 
 
+def replace_open(path: Path, other: Path) -> None:
+    """Give a file the name of one that is open: Windows lets nobody rename over that, but it can be renamed itself."""
+    if sys.platform == "win32":
+        path.rename(path.with_name(f"{path.name}.old"))
+    other.replace(path)
+
+
 def _can_link() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -14,7 +14,7 @@ from ckptool.errors import CkptoolError, SourceChanged
 from ckptool.sources.descriptors import NO_DESCRIPTOR, POOL, most_open, refuse_many_mappings
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.versions import check_names
-from tests.missing import on_windows
+from tests.missing import on_windows, replace_open
 
 if sys.platform == "win32":
     RLIM_INFINITY = -1  # for parameters of tests that are skipped
@@ -77,7 +77,7 @@ def test_another_file_under_the_name_is_no_replacement(folder: FolderSource, tmp
         _number(folder, number)
     other = tmp_path / "other"
     other.write_bytes(bytes(32))
-    other.rename(tmp_path / "0.bin")
+    other.replace(tmp_path / "0.bin")
     with pytest.raises(SourceChanged):
         _number(folder, 0)
     (tmp_path / "1.bin").unlink()
@@ -101,7 +101,7 @@ def test_a_folder_of_which_only_some_files_were_replaced_is_refused(
     files = [folder.open(f"{number}.bin") for number in range(3)]
     for number in range(replaced):
         (tmp_path / "other").write_bytes(bytes(32))
-        (tmp_path / "other").rename(tmp_path / f"{number}.bin")
+        replace_open(tmp_path / f"{number}.bin", tmp_path / "other")
 
     with pytest.raises(SourceChanged) if 0 < replaced < 3 else nullcontext():
         check_names(files)
