@@ -12,7 +12,6 @@ import torch
 
 import ckptool
 from ckptool import CkptoolError, MalformedFile, UnsupportedFeature, WeightsNotFound, open_checkpoint
-from tests import build
 from tests.against_torch.oracle import saved
 
 
@@ -86,21 +85,6 @@ def test_a_data_pkl_alone_says_what_is_missing() -> None:
         open_checkpoint(data)
     assert caught.value.kind == "bare-pickle"
     assert "2 storages" in caught.value.message
-
-
-@pytest.mark.parametrize("missing", ["storages", "tensors", "pickle"])
-def test_a_tar_of_torch_0_1_without_a_member_is_an_error(missing: str) -> None:
-    members = {
-        "sys_info": b"\x80\x02}.",
-        "storages": b"\x80\x02K\0.",
-        "tensors": b"\x80\x02K\0.",
-        "pickle": b"\x80\x02}.",
-    }
-    del members[missing]
-
-    with pytest.raises(MalformedFile, match=missing) as caught:
-        open_checkpoint(build.tar_file(members))
-    assert caught.value.kind == "missing-member"
 
 
 def script(module: torch.nn.Module, *, freeze: bool = False) -> bytes:

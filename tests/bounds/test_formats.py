@@ -267,11 +267,6 @@ def test_versions_are_read_up_to_the_newest_that_is_known(version: bytes, read: 
         assert refused(data, UnsupportedFeature).needed == 11
 
 
-@pytest.mark.parametrize("order", [b"", b"little\n", b"little          x", b"bigger"])
-def test_a_byte_order_is_one_of_two_words(order: bytes) -> None:
-    assert refused(build.torch_zip({}, members={"archive/byteorder": order})).kind == "byte-order"
-
-
 @pytest.mark.parametrize("cut", [0, 1, 4, 29, 30, 31, 60])
 def test_a_zip_without_its_end_says_what_its_pickle_announces(cut: int) -> None:
     tree = {"w": build.tensor(build.storage(numel=1 << 20))}

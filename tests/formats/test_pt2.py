@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
@@ -179,35 +178,3 @@ def test_the_only_program_of_an_archive_gives_its_tensors_no_prefix(models: list
 def test_another_kind_of_archive_is_none() -> None:
     with pytest.raises(CkptoolError):
         open_checkpoint(build.zip_file({"x/archive_format": b"pt3", "x/data/weights/weight_0": FLOATS}))
-
-
-def saved(value: Any) -> bytes:
-    torch = pytest.importorskip("torch")
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize(("suffix", "has_constants"), [(".pt", True), (".json", False)])
-def test_programs_from_before_torch_2_8(suffix: str, has_constants: bool) -> None:
-    torch = pytest.importorskip("torch")
-    constants = saved({"table": torch.ones(3)}) if has_constants else b""
-    state = {"layer.weight": torch.arange(6.0).view(2, 3), "layer.bias": torch.zeros(2)}
-    members = {
-        "serialized_exported_program.json": b"{}",
-        f"serialized_state_dict{suffix}": saved(state),
-        f"serialized_constants{suffix}": constants,
-    }
-    with open_checkpoint(build.zip_file(members)) as checkpoint:
-        assert (checkpoint.format, checkpoint.form) == ("pt2", "model")
-        assert {name: torch.equal(one.torch(), state[name]) for name, one in checkpoint.tensors.items()} == {
-            "layer.weight": True,
-            "layer.bias": True,
-        }
-        assert list(checkpoint.attributes) == (["constants.table"] if constants else [])
-
-
-def test_a_program_from_before_torch_2_8_without_its_weights_is_refused() -> None:
-    members = {"serialized_exported_program.json": b"{}", "serialized_constants.pt": saved({})}
-    with pytest.raises(MalformedFile, match="without its state dict"):
-        open_checkpoint(build.zip_file(members))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from struct import pack
 from typing import Any
 
 import pytest
@@ -110,13 +109,3 @@ def test_classes_without_a_source_have_none(source: Any) -> None:
     node = build.ops(("module", build.named("models", "Net"), *source)) + b"Q)\x81" + build.ops({"x": 1}) + b"b"
 
     assert opened({"model": node}, []).class_sources == ()
-
-
-@pytest.mark.parametrize(("numel", "order"), [(4, "<q"), (4, ">q")])
-def test_old_big_endian_machines_counted_their_own_way(numel: int, order: str) -> None:
-    data = build.legacy({"w": build.tensor(stored())}, [("0", 4, FLOATS)], little_endian=False)
-    assert pack(">q", 4) in data
-
-    found = open_checkpoint(data.replace(pack(">q", 4), pack(order, numel)))
-    assert found.tensors["w"].read() == FLOATS
-    assert len(found.notes) == 1

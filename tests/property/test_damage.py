@@ -1,7 +1,7 @@
 """
 Whatever happens to a file, opening it and reading all its tensors gives a result or a CkptoolError, nothing else.
 
-Small files are damaged at every byte; Hypothesis makes others of any bytes, and of the words of torch's own pickles.
+Small files are damaged at every byte, by one bit; Hypothesis makes others of any bytes, and of the words of torch's own pickles.
 """
 
 from __future__ import annotations
@@ -57,33 +57,6 @@ def survives(origin: bytes | Path) -> bool:
     return error is None
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_sound_file_opens_and_all_its_tensors_are_read(name: str) -> None:
-    with open_checkpoint(sound(name)) as checkpoint:
-        assert checkpoint.format == name
-        assert use(checkpoint) == len(checkpoint.tensors) + len(checkpoint.attributes) > 0
-
-
-@scaled
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_file_that_is_cut_anywhere_is_refused(name: str) -> None:
-    data = sound(name)
-    opened = [length for length in range(0, len(data), step(7)) if survives(data[:length])]
-
-    # A tar may end behind any member; the last one, and the zeros behind it, are not needed.
-    assert not opened or name == "torch_tar"
-    needed = len(data[: data.find(b"sys_info")].rstrip(b"\0"))
-    assert not any(open_checkpoint(data[:length]).tensors for length in opened if length < needed)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_file_that_is_cut_on_disk_is_refused_with_its_path(name: str, tmp_path: Path) -> None:
-    data, path = sound(name), tmp_path / "cut"
-    for length in range(0, len(data), max(7, len(data) // 100)):
-        path.write_bytes(data[:length])
-        survives(path)
-
-
 @scaled
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("mask", some([1 << bit for bit in range(8)] + [0xFF], 8))
@@ -93,15 +66,6 @@ def test_a_file_with_any_bit_flipped_is_read_or_refused(name: str, mask: int) ->
         if name == "torch_tar" and place % 512 > 400 and not any(data[place : place + 16]):
             continue  # padding, of which a tar is mostly made
         survives(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_bytes_that_are_inserted_or_left_out_anywhere_are_noticed_or_harmless(name: str) -> None:
-    data = sound(name)
-    for place in range(0, len(data), 3 if name != "torch_tar" else 17):
-        survives(data[:place] + b"\0" + data[place:])
-        survives(data[:place] + data[place + 1 :])
-        survives(data[:place] + data[place : place + 8] + data[place:])
 
 
 @settings(max_examples=examples(300))
