@@ -9,6 +9,7 @@ What lies in files that are neither archives nor pickles: arrays of numpy, and b
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from binascii import a2b_base64
 from collections.abc import Iterator
 from math import prod
@@ -21,75 +22,56 @@ from ckptool.sources.source import Source
 
 _SHORTEST: Final = 12
 _LONGEST_HEADER: Final = 1 << 16
-_PLAIN: Final = re.compile(
-    rb"\{'descr': '[<>|=]([biufcUSVmM])(\d{1,9})(?:\[\w+\])?', 'fortran_order': (?:True|False), "
-    rb"'shape': \(((?:\d{1,18}(?:, ?)?)*)\), *\}\s*"
+_TYPE: Final = rb"'[<>|=]([biufcUSVmM])(\d{1,9})(?:\[\w+\])?'"
+_PART: Final = re.compile(rb"\('[^'\\]*', " + _TYPE + rb"(?:, \(([\d, ]*)\))?\)")
+_HEADER: Final = re.compile(
+    rb"\{'descr': (?:(" + _TYPE + rb")|\[((?:" + _PART.pattern + rb"(?:, )?)*)\]), "
+    rb"'fortran_order': (?:True|False), 'shape': \(((?:\d{1,18}(?:, ?)?)*)\), *\}\s*"
 )
-"""The header of an array whose elements say by themselves how many bytes they take."""
-_FIELDS: Final = re.compile(
-    rb"\{'descr': \[(?:\('[^'\\]*', '[<>|=][biufcUSVmM]\d{1,9}(?:\[\w+\])?'(?:, \([\d, ]*\))?\)(?:, )?)*\], "
-    rb"'fortran_order': (?:True|False), 'shape': \([\d, ]*\), *\}\s*"
-)
-"""That of one whose elements have several parts, none of them an object."""
+"""The header of an array whose elements say by themselves how many bytes they take, in one part or several."""
 _OF_CHARACTER: Final = 4
-_STEP: Final = 1 << 12
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
-_BASE64: Final = re.compile(rb'"(?=(?:[\w+/=-]|\\[nr/]){20})([\w+/=-]*(?:\\[nr/][\w+/=-]*)*)"').finditer
+_BASE64: Final = re.compile(rb'"([\w+/=\n-]{20,})"').finditer
 _RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").finditer
 """In any other text; long lines of it go on in the next."""
-_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"').finditer
+_MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"([^"]*)"').finditer
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
 _UNSURE: Final = re.compile(rb'serialized[^"]{0,8}"(?!\s{0,99}:\s{0,99}[\d\-tfn\[{])').search
 """The same where a part of it may lie in what is read next: not a key of numbers, as a vocabulary has it."""
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_ESCAPE: Final = re.compile(rb"\\(?:u00([2-7][0-9A-Fa-f])|.)", re.DOTALL)
-_OTHERS: Final = re.compile(rb"\\u[0-9A-Fa-f]{4}|\\(?:(/)|.)|[^A-Za-z0-9+/]")
+_PRINTABLE: Final = re.compile(rb"\\u00[2-7][0-9A-Fa-f]").finditer
+_NUMBERED: Final = re.compile(rb"\\u[0-9A-Fa-f]{4}").sub
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_OTHERS: Final = bytes(one for one in range(256) if one not in b64encode(bytes(range(256)))) + b"="
 
 
-def arrays(source: Source) -> Iterator[tuple[int, bool]]:
+def array_at(source: Source, at: int) -> tuple[int, int | None] | None:
     """
-    Yield where the elements of each array begin that a file of numpy has, and what is no array behind them; and whether
-    it may be one of objects, for which a pickle stands.
-
-    Not those of numbers or texts: their loader takes them as they are.
+    Return where the elements begin of the array that stands at a place in a file of numpy, and how many bytes they
+    have: None if they may be objects, for which a pickle stands. Nothing if no array stands there.
     """
-    at = 0
-    while 0 <= at < source.nbytes:
-        head = source.read(at, min(_SHORTEST, source.nbytes - at))
-        if not head.startswith(NUMPY) or len(head) < _SHORTEST:
-            if not head.startswith(b"PK"):  # of a cut zip, the next member
-                yield at, False
-            return
-        width = 2 if head[len(NUMPY)] == 1 else 4
-        first = len(NUMPY) + 2
-        length = int.from_bytes(head[first : first + width], "little")
-        begin = at + first + width
-        at = begin + length
-        if at >= source.nbytes:
-            return
-        header = source.read(begin, min(length, _LONGEST_HEADER))
-        plain = _PLAIN.fullmatch(header)
-        if plain is not None:
-            at += _nbytes(*plain.groups())
-        else:
-            yield at, _FIELDS.fullmatch(header) is None
-            at = _find(source, NUMPY, at)
+    head = source.read(at, min(_SHORTEST, source.nbytes - at))
+    if not head.startswith(NUMPY) or len(head) < _SHORTEST:
+        return None
+    width = 2 if head[len(NUMPY)] == 1 else 4
+    first = len(NUMPY) + 2
+    length = int.from_bytes(head[first : first + width], "little")
+    begin = at + first + width
+    header = source.read(begin, max(0, min(length, _LONGEST_HEADER, source.nbytes - begin)))
+    found = _HEADER.fullmatch(header)
+    if found is None:
+        return begin + length, None
+    whole, parts, shape = found[1], found[4], found[8]
+    sizes = (
+        int(size) * (_OF_CHARACTER if kind == b"U" else 1) * _product(inner)
+        for kind, size, inner in _PART.findall(parts if whole is None else b"('', " + whole + b")")
+    )
+    return begin + length, sum(sizes) * _product(shape)
 
 
-def _nbytes(kind: bytes, size: bytes, shape: bytes) -> int:
-    return int(size) * (_OF_CHARACTER if kind == b"U" else 1) * prod(map(int, re.findall(rb"\d+", shape)))
-
-
-def _find(source: Source, mark: bytes, start: int) -> int:
-    at, step = start, _STEP  # more each time: there may be many, and each near the one before
-    while at < source.nbytes:
-        found = source.read(at, min(step + len(mark) - 1, source.nbytes - at)).find(mark)
-        if found >= 0:
-            return at + found
-        at, step = at + step, min(2 * step, _BLOCK)
-    return -1
+def _product(shape: bytes) -> int:
+    return prod(map(int, re.findall(rb"\d{1,18}", shape)))
 
 
 def is_json(head: bytes) -> bool:
@@ -112,11 +94,11 @@ def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int,
     at = 0
     while at < source.nbytes:
         block = source.read(at, min(_BLOCK, source.nbytes - at))
-        found = block if b"\\u00" not in block else _ESCAPE.sub(_unescaped, block)
+        found = _unescaped(block) if b"\\" in block else block
         marked = _MARKED(found) if is_json and b"serialized" in found else ()
         for text in (*(_BASE64 if is_json else _RUN)(found), *marked):
             for plain in {text[1], text[1].translate(_URL_SAFE)}:
-                data = _OTHERS.sub(lambda one: one[1] or b"", plain)
+                data = plain.translate(None, _OTHERS)
                 if may_hold_pickles(decoded := a2b_base64(data[: len(data) - (len(data) % 4 == 1)] + b"==")):
                     yield at + text.start(1), decoded
         ends = b'"' if is_json else b'"\n,'
@@ -128,7 +110,16 @@ def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int,
         at += last if last > 0 else len(block)
 
 
-def _unescaped(one: re.Match[bytes]) -> bytes:
-    """Return the character that an escape stands for; as it is where that would end the text, or begin another."""
-    plain = bytes([int(one[1], 16)]) if one[1] else b"\\"
-    return one[0] if plain in b'"\\' else plain
+def _unescaped(block: bytes) -> bytes:
+    """
+    Return JSON with the characters that its escapes stand for; zeros, where that would end a text.
+
+    It is as long as it was, but where characters are given by their numbers.
+    """
+    found = block.replace(b"\\\\", b"\0\0").replace(b"\\/", b"\n/")
+    for escape in b'"tbfnr':
+        found = found.replace(b"\\%c" % escape, b"\n\n" if escape in b"nr" else b"\0\0")
+    for escaped in {one[0] for one in _PRINTABLE(found)}:
+        plain = bytes([int(escaped[4:], 16)])
+        found = found.replace(escaped, b"\0" if plain in b'"\\' else plain)
+    return _NUMBERED(b"\0" * 6, found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
+import tracemalloc
 import zlib
 from base64 import b64encode, encodebytes, urlsafe_b64encode
 from collections.abc import Callable
@@ -188,7 +190,32 @@ def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_p
         np.save(several, ARRAYS["floats"])
     data = several.getvalue() + payload
     expected = {"CK205"} if not payload.startswith(b"\x1f\x8b") else set()  # no loader unpacks what is behind an array
-    assert codes(written(tmp_path / "x", {"a.npy": data})) == expected
+    assert codes(written(tmp_path / "x", {"a.npy": data})) == expected | {"CK209"}
+
+
+SLOW = {
+    "headers of numpy": b"\x93NUMPY\1\0\1\0(" * 400_000,
+    "headers of numpy, and pickles": b"\x93NUMPY\1\0\1\0((N." * 400_000,
+    "escaped backslashes": b'{"a": "' + b"\\u005c" * 1_000_000 + b'"}',
+    "escaped line ends": b'{"a": "\\u0041' + b"\\n" * 4_000_000 + b'"}',
+    "escaped characters of all kinds": b'{"serialized": "%s"}'
+    % (b"".join(b"\\u00%02x" % n for n in range(35, 92)) * 20_000),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_odd_headers_and_escapes_take_time_and_memory_by_their_size(name: str, tmp_path: Path) -> None:
+    place = written(tmp_path / "x", {"a.json": SLOW[name]})
+    start = time.process_time()
+    check(place)
+    assert time.process_time() - start < 6
+    if name.startswith("escaped"):
+        tracemalloc.start()
+        try:
+            check(place)
+            assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+        finally:
+            tracemalloc.stop()
 
 
 # Python's gzip goes on behind zeros, as tapes leave them.

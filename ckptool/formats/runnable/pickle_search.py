@@ -162,8 +162,7 @@ class Search:
         elif not head.startswith(NUMPY):
             self._unread_pickles(source, head, where)
         else:
-            for begin, is_pickle in holders.arrays(source):
-                self._unread_pickles(source, source.read(begin, 1), where, begin, is_sure=is_pickle)
+            self._arrays(source, where)
 
     def inside(self, source: Source, where: Place) -> None:
         """Look at what lies in another source. What only begins like an archive is passed over."""
@@ -204,6 +203,22 @@ class Search:
         """Take a source for a part of the file, unless it was unpacked from it."""
         if not self._held_nbytes:
             self._file_nbytes = max(self._file_nbytes, source.nbytes)
+
+    def _arrays(self, source: Source, where: Place) -> None:
+        """Look at the pickles in a file of numpy, which stand for objects, and at what follows its arrays."""
+        at = 0
+        while at < source.nbytes:
+            found = holders.array_at(source, at)
+            if found is None:
+                if at and source.read(at, min(2, source.nbytes - at)) != b"PK":  # of a cut zip, the next member
+                    self._unread_pickles(source, source.read(at, 1), where, at)
+                    self.unused(source, [range(at, source.nbytes)], where.record)
+                return
+            begin, nbytes = found
+            at = begin + nbytes if nbytes is not None else self._unread(source, begin, where, is_sure=True)
+            if at < 0:
+                self.miss(f"{where}: an array, at {begin:,}, that is neither numbers nor a whole pickle")
+                return
 
     # What is packed
 
