@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -29,6 +30,8 @@ MOST_ITEMS: Final = 32
 """Of a batch."""
 _ROUNDS: Final = 4
 """Batches of a process by which all that was given so far would be done: they begin small, so that all have work."""
+_MOST_PROCESSES: Final = 61 if sys.platform == "win32" else 1024
+"""Windows waits for no more pipes at once."""
 _MOST_STARTS: Final = 4
 """That fail, one after the other."""
 
@@ -204,7 +207,7 @@ class Processes(Pool):
     """New processes on this machine, up to a number, each started when there is work for it."""
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self._count = min(count, _MOST_PROCESSES)
         self._threads = max(1, processors() // count)
         self._idle: list[_Process] = []
         self._busy: list[_Process] = []

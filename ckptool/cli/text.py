@@ -200,7 +200,8 @@ def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:
     from textwrap import TextWrapper  # most lines fit
 
     if label.startswith(" "):
-        words = (one if "/" in one else cut_middle(one, room - len(hanging)) for one in line[len(label) :].split(" "))
+        most = room - len(hanging)
+        words = (one if "/" in one or os.sep in one else cut_middle(one, most) for one in line[len(label) :].split(" "))
         line = label + " ".join(words)
     wrapper = TextWrapper(room, label, hanging, break_long_words=False, break_on_hyphens=False)
     yield from wrapper.wrap(line[len(label) :])

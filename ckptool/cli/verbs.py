@@ -338,5 +338,6 @@ def _hint(word: str) -> str:
 
 def _is_path(word: str) -> bool:
     """Say whether a word is the path of a file, or of a member of one: it is there, or looks like nothing else."""
-    looks_so = not word.startswith("-") and (word.startswith(".") or "/" in word or is_likely(word.partition("::")[0]))
+    is_path = word.startswith(".") or "/" in word or os.sep in word
+    looks_so = not word.startswith("-") and (is_path or is_likely(word.partition("::")[0]))
     return word == "-" or looks_so or os.path.lexists(word) or os.path.lexists(word.partition("::")[0])

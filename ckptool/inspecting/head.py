@@ -238,7 +238,7 @@ def _extra(path: str, node: Inert, room: Room) -> str:
 
 def _beside(found: Beside, path: str) -> str:
     """Return one line about a file or folder that lies beside the checkpoint, or in the folder that it is."""
-    folder, name = os.path.split(found.path.rstrip("/"))
+    folder, name = os.path.split(found.path.rstrip(f"/{os.sep}"))
     shown = name if folder in (path, os.path.dirname(path)) else found.path
     facts = [_ROLES.get(found.role, found.role)]
     facts += [show(found.about)] if found.about else []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zlib
 from base64 import b64encode
@@ -264,7 +265,7 @@ def _group(code: str, severity: str, found: Sequence[tuple[str, Finding]]) -> di
 def report_facts(report: CheckReport) -> dict[str, object]:
     """Return what a check says of a file, whether it can be opened or not: of its object, what a page shows."""
     found = report.as_dict()
-    name = local_name(report.path).rstrip("/").rpartition("/")[2] or report.path
+    name = os.path.basename(local_name(report.path).rstrip(f"/{os.sep}")) or report.path
     said = {field: shown(found.get(field)) for field in ("path", "worst", "findings", "loading", "error")}
     return {**said, "name": shown(name), "verdict": shown(report.outcome)}
 
