@@ -259,14 +259,6 @@ ASKS = {
     "os.name", "sys.platform",
 }  # fmt: skip
 SYSTEMS_MODULES = {"fcntl", "resource", "msvcrt", "selectors", "termios"}
-NOT_YET = {
-    "cli/__init__.py",  # a pipe that nobody reads
-    "migration/output/__init__.py",
-    "migration/output/editing.py",
-    "migration/output/lines.py",
-    "migration/output/opening.py",
-    "migration/output/parts.py",
-}
 
 
 @each("name", sorted(name for name in TOOL if not name.startswith(SYSTEM)))
@@ -281,7 +273,7 @@ def test_one_package_makes_the_calls_that_differ_between_systems(name: str) -> N
         *(one for one in texts if one.startswith(("/proc/", "/sys/", "O_"))),
     }
 
-    assert bool(found) == (name in NOT_YET), found
+    assert not found
 
 
 def test_every_system_has_the_same_functions() -> None:

@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from errno import EINVAL, ENOMEM
+from errno import ENOMEM
 from typing import Any
 
 import click
 
-from ckptool import __version__
+from ckptool import __version__, system
 from ckptool.cli.text import error_text, print_in_any_encoding, say
 from ckptool.cli.verbs import Verbs, color_option
 from ckptool.errors import CkptoolError, reason_of
@@ -30,9 +30,7 @@ def _ends_unread() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not (
-            isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == EINVAL and not error.filename)
-        ):
+        if not system.is_unread(error):
             raise
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)

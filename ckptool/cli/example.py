@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
+from ckptool import system
 from ckptool.cli.text import say
 from ckptool.cli.verbs import Command, flag
 from ckptool.migration.migrate import migrate
@@ -23,4 +23,4 @@ def example(target: str, *, force: bool) -> None:
     example.pth. It needs no torch.
     """
     migrate(Path(__file__).with_name("example.pth"), target, form="same", force=force)
-    say(f"{target}: written\nRun: ckptool {shlex.quote(target)}")
+    say(f"{target}: written\nRun: ckptool {system.quoted(target)}")

@@ -11,14 +11,14 @@ import gc
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from ckptool import system
 from ckptool.checking.scan import ENDED
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, as_ours, reason_of
@@ -30,8 +30,6 @@ MOST_ITEMS: Final = 32
 """Of a batch."""
 _ROUNDS: Final = 4
 """Batches of a process by which all that was given so far would be done: they begin small, so that all have work."""
-_MOST_PROCESSES: Final = 61 if sys.platform == "win32" else 1024
-"""Windows waits for no more pipes at once."""
 _MOST_STARTS: Final = 4
 """That fail, one after the other."""
 
@@ -178,7 +176,9 @@ class _Process:
         self.has_begun = False
         self._work: Work[Any] | None = None
         self._process = _NEW.Process(target=_serve, args=(threads, theirs), daemon=True)
-        with _no_interrupt():
+        if hasattr(signal, "pthread_sigmask"):
+            resource_tracker.ensure_running()  # at the first start, it would let an interrupt through
+        with system.no_interrupt():  # this process gets it, and ends the others
             self._process.start()
         theirs.close()
 
@@ -207,7 +207,7 @@ class Processes(Pool):
     """New processes on this machine, up to a number, each started when there is work for it."""
 
     def __init__(self, count: int) -> None:
-        self._count = min(count, _MOST_PROCESSES)
+        self._count = min(count, system.MOST_PROCESSES)
         self._threads = max(1, processors() // count)
         self._idle: list[_Process] = []
         self._busy: list[_Process] = []
@@ -280,20 +280,6 @@ class Processes(Pool):
 
 
 _BEGUN: Final = "begun"
-
-
-@contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Keep Ctrl-C from reaching a new process: the parent gets it, and ends the others."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # at the first start, it would let the signal through again
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(threads: int, pipe: Connection) -> None:

@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from shlex import quote
 from typing import Final
 
 import click
 
+from ckptool import system
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.sections import Fact, Lines, Section, Table, cut_middle, fitted, section_lines
@@ -65,7 +65,7 @@ def with_options(text: str) -> str:
     def spelled(found: re.Match[str]) -> str:
         name, value = found.groups()
         flag = "--model-arg" if name == "model_arguments" else f"--{name.replace('_', '-')}"
-        return flag if value in ("", "True") else f"{flag} {quote(value.strip(chr(39)))}"
+        return flag if value in ("", "True") else f"{flag} {system.quoted(value.strip(chr(39)))}"
 
     return re.sub(OPTION, spelled, text)
 

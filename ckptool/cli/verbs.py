@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from importlib import import_module
-from shlex import join
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from ckptool import __version__
+from ckptool import __version__, system
 from ckptool.messages import show
 from ckptool.sources.paths import is_likely, near_to
 
@@ -313,7 +312,7 @@ class Verbs(Command, click.Group):
             meant += GUESSED[name].split() if name in GUESSED else [name]
             meant[-1] += equals + value
         did_you = f"Did you mean '{option}'?" if option != error.option_name else "It is one of 'ckptool migrate'."
-        command = show(join(["ckptool", "migrate", *meant]))
+        command = show(system.command_line("ckptool", "migrate", *meant))
         raise click.UsageError(f"No such option '{error.option_name}'. {did_you}\nRun: {command}", error.ctx)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:

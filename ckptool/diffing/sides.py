@@ -7,9 +7,9 @@ A side also says what its file cannot hold (safetensors: devices, ties, an order
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from shlex import quote
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
+from ckptool import system
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import ModuleFacts
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
@@ -83,7 +83,7 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
     """
     checkpoint.check_index()
     if checkpoint.form == "archive":
-        names = [quote(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:8]]
+        names = [system.quoted(f"{checkpoint.path}::{member.name}") for member in checkpoint.members[:8]]
         raise UnsupportedFeature(
             checkpoint.unmerged
             or f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints",

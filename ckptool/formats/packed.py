@@ -7,6 +7,7 @@ member that holds a model's weights is opened; where several do, they are listed
 
 from __future__ import annotations
 
+from ckptool import system
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
 from ckptool.checkpoints.parsed import Member, Parsed, Traits
@@ -122,9 +123,7 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     if outer in found:
         inside = probe.inner(BytesSource(found[outer].data, probe.source.cancellation))
         return placed(inside.read() if rest is None else read_member(inside, rest), None, outer)
-    from shlex import quote
-
-    near = [*map(quote, found), *(quote(member) for member in archive or () if not member.endswith("/"))]
+    near = [system.quoted(one) for one in (*found, *(archive or ())) if not one.endswith("/")]
     raise MalformedFile(
         f"no member {name!r} among {len(near):,}",
         kind="no-member",

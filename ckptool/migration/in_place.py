@@ -24,6 +24,7 @@ a name that says so: what belongs to no member, or has a name twice, would make 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from struct import pack
 from typing import Final, NoReturn
 from zlib import crc32
 
+from ckptool import system
 from ckptool.archives.archive import Archive, Record
 from ckptool.archives.zip_directory import (
     DESCRIPTOR_MAGIC,
@@ -54,7 +56,7 @@ from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration import report, selection
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.make_plan import make_plan
-from ckptool.migration.output import clones_to
+from ckptool.migration.output import real_path
 from ckptool.migration.output.editing import (
     FileEdit,
     edit_in_place,
@@ -269,7 +271,9 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
     form = {"member": "same", "header": "safetensors"}.get(checkpoint.traits.edited_by or "")
     if form != plan.form or plan.dropped or plan.casting is not None or not isinstance(source, FileSource):
         return None
-    if is_far(plan.target) or source.nbytes < WORTH_A_CLONE or not clones_to(source.fileno(), plan.target):
+    if is_far(plan.target) or source.nbytes < WORTH_A_CLONE:
+        return None
+    if not system.clones_to(source.fileno(), os.path.dirname(real_path(plan.target))):
         return None
     try:
         planned, edit = plan_edit(checkpoint, changes)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from ckptool import system
 from ckptool.errors import MigrationRefused
 from ckptool.names import renaming
 
@@ -362,9 +363,7 @@ def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Ren
 
 def as_options(changes: Renames) -> str:
     """Return what to write on the command line of ``ckptool migrate``, for a POSIX shell."""
-    from shlex import join  # few files need advice
-
-    return join(word for change in changes for word in change.arguments) or "no change"
+    return system.command_line(*(word for change in changes for word in change.arguments)) or "no change"
 
 
 def in_order(changes: Renames, renames: Iterable[Rename]) -> Renames:

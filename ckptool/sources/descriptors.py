@@ -425,7 +425,7 @@ def unavailable(error: OSError) -> FileUnavailable:
         hint = "Make it readable, and its folder one that you may enter."
         return FileUnavailable(f"cannot be opened: {reason}", kind="permission", hint=hint)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        hint = "Allow more open files: ulimit -n 4096"
+        hint = system.MORE_DESCRIPTORS
         return FileUnavailable(f"cannot be opened: {reason}", kind=NO_DESCRIPTOR, hint=hint)
     return FileUnavailable(f"cannot be opened: {reason}", kind="unavailable")
 
@@ -434,5 +434,5 @@ def _refused_link() -> FileUnavailable:
     return FileUnavailable(
         "a link, or reached through one, which may lead anywhere",
         kind=LINK,
-        hint="Copy the folder with what its links lead to, if you trust them: cp -rL FOLDER COPY",
+        hint=f"Copy the folder with what its links lead to, if you trust them: {system.COPY_LINKED}",
     )

@@ -17,7 +17,6 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from shlex import join, quote
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 import ckptool.system as system
@@ -260,9 +259,9 @@ def not_permitted(path: str) -> FileUnavailable:
     elif os.path.isdir(path):
         closed, fact, what = path, "a folder that you may not list: permission denied", "the folder"
     else:
-        command = join(("chmod", "u+r", "--", path))
+        command = system.command_for("read", path)
         return FileUnavailable("permission denied", kind="permission", hint="Make it readable.", command=command)
-    command = join(("chmod", "u+rx", "--", closed))
+    command = system.command_for("enter", closed)
     return FileUnavailable(
         fact, kind="permission", hint=f"Make {what} one that you may list and enter.", command=command
     )
@@ -282,7 +281,8 @@ def _missing(path: str) -> FileUnavailable:
     address = _ADDRESS.fullmatch(path)
     if address is not None:
         local = address[1].lower() == "file"
-        hint = f"Give the path alone: {quote(address[2])}" if local else "Download the file first, and give its path."
+        alone = f"Give the path alone: {system.quoted(address[2])}"
+        hint = alone if local else "Download the file first, and give its path."
         return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
     if (near := near_to(path)) is not None:
         return FileUnavailable("no such file", kind="missing", hint=f"Did you mean {near!r}?")

@@ -71,13 +71,11 @@ def refuse_edited(path: str, *states: str, fd: int | None = None, folder: int | 
 
 def unfinished(path: str) -> UnfinishedEdit:
     """Return the error for a file that has a journal."""
-    from shlex import join  # few files have one
-
     return UnfinishedEdit(
         "it is being edited in place, or was when the process ended: it may be neither the old file nor the new one",
         path=path,
         hint="Wait if it is being edited; if nothing edits it any more, make it what it was before.",
-        command=join(("ckptool", "recover", "--", path) if path.startswith("-") else ("ckptool", "recover", path)),
+        command=system.command_line("ckptool", "recover", *(("--",) if path.startswith("-") else ()), path),
     )
 
 

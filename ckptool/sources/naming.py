@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from ckptool import system
+
 
 def is_far(path: str) -> bool:
     """Say whether this is the address of something that is read, or written to, far away."""
@@ -53,15 +55,13 @@ def local_name(path: str) -> str:
 
 def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequence[str]) -> str:
     """
-    Return a command line for a POSIX shell.
+    Return a command line for the shell of this system.
 
     ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
     ``words`` follow them as they are.
     """
-    from shlex import join  # few files need advice
-
     shown = f"./{path}" if path.startswith("-") else shown_path(path)  # or it would be taken for an option
-    return join(("ckptool", verb, shown, *_spelled(options), *words))
+    return system.command_line("ckptool", verb, shown, *_spelled(options), *words)
 
 
 def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]:

@@ -12,7 +12,12 @@ import errno
 import mmap
 import msvcrt
 import os
+import re
+import struct
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from ctypes import wintypes
 from typing import Any, Final
 
@@ -20,8 +25,11 @@ assert sys.platform == "win32"  # for mypy
 
 _MOST_NBYTES: Final = 1 << 30
 _READ: Final = 0x8010_0000  # GENERIC_READ, SYNCHRONIZE
+_WRITE: Final = 0x4001_0000  # GENERIC_WRITE, DELETE: it can be renamed
 _SHARED: Final = 7  # FILE_SHARE_READ, _WRITE, _DELETE
+_CREATE_NEW: Final = 1
 _OPEN_EXISTING: Final = 3
+_OPEN_ALWAYS: Final = 4
 _FOLDERS_TOO: Final = 0x0200_0000  # FILE_FLAG_BACKUP_SEMANTICS
 _WAIT: Final = 0x20  # FILE_SYNCHRONOUS_IO_NONALERT
 _LINK_ITSELF: Final = 0x20_0000  # FILE_OPEN_REPARSE_POINT
@@ -30,6 +38,14 @@ _LEADS_ELSEWHERE: Final = 0x2000_0000  # of a tag: links and junctions, but no f
 _TAG_INFORMATION: Final = 9  # FileAttributeTagInfo
 _NO_CASE: Final = 0x40  # OBJ_CASE_INSENSITIVE
 _AT_THE_END: Final = 38  # ERROR_HANDLE_EOF
+_RENAME_INFORMATION: Final = 22  # FileRenameInfoEx
+_REPLACE_OPEN: Final = 0x43  # FILE_RENAME_FLAG_REPLACE_IF_EXISTS, _POSIX_SEMANTICS, _IGNORE_READONLY_ATTRIBUTE
+_PAUSES: Final = (0.02, 0.08, 0.3, 0.6)
+_LOCK_AT_ONCE: Final = 3  # LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY
+_LOCKED_BYTE: Final = 1 << 62
+_IS_LOCKED: Final = 33  # ERROR_LOCK_VIOLATION
+_SYNCHRONIZE: Final = 0x10_0000
+_NO_SUCH_PROCESS: Final = 87  # ERROR_INVALID_PARAMETER
 _LONGEST_PATH: Final = 1 << 15
 
 _KERNEL: Final = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -76,8 +92,8 @@ def open_at(folder: int | None, name: str) -> int:
     fd = _descriptor(_opened(folder, name, _LINK_ITSELF))
     try:
         tag = _Tag()
-        handle = wintypes.HANDLE(msvcrt.get_osfhandle(fd))
-        _checked(_KERNEL.GetFileInformationByHandleEx(handle, _TAG_INFORMATION, ctypes.byref(tag), ctypes.sizeof(tag)))
+        place, nbytes = ctypes.byref(tag), ctypes.sizeof(tag)
+        _checked(_KERNEL.GetFileInformationByHandleEx(_handle(fd), _TAG_INFORMATION, place, nbytes))
         if not tag.attributes & _IS_REPARSED:
             return fd
         if not tag.tag & _LEADS_ELSEWHERE:  # what opened it so would see what a filter of the system makes a file of
@@ -94,7 +110,7 @@ def open_at(folder: int | None, name: str) -> int:
 
 def open_folder_at(folder: int, name: str) -> int:
     if name == os.pardir:
-        return open_folder(os.path.dirname(_path_of(folder)))
+        return open_folder(os.path.dirname(path_of(folder)))
     return _folder(open_at(folder, name))
 
 
@@ -107,27 +123,32 @@ def stat_at(folder: int | None, name: str, *, follow: bool = True) -> os.stat_re
 
 
 def _path_below(folder: int, name: str) -> str:
-    return os.path.join(_path_of(folder), *name.split("/"))
+    return os.path.join(path_of(folder), *name.split("/"))
 
 
-def _path_of(fd: int) -> str:
+def path_of(fd: int) -> str:
     """Return the path that an open file or folder has now."""
     text = ctypes.create_unicode_buffer(_LONGEST_PATH)
-    _checked(_KERNEL.GetFinalPathNameByHandleW(wintypes.HANDLE(msvcrt.get_osfhandle(fd)), text, len(text), 0))
+    _checked(_KERNEL.GetFinalPathNameByHandleW(_handle(fd), text, len(text), 0))
     return text.value
+
+
+def _created(path: str, access: int, which: int, how: int = 0) -> int:
+    """Return a handle of a path."""
+    if "\0" in path:
+        raise ValueError("embedded null character")
+    handle = _KERNEL.CreateFileW(path, wintypes.DWORD(access), _SHARED, None, which, _FOLDERS_TOO | how, None)
+    if handle in (None, wintypes.HANDLE(-1).value):
+        raise ctypes.WinError(ctypes.get_last_error())
+    return int(handle)
 
 
 def _opened(folder: int | None, name: str, how: int) -> int:
     """Return a handle of a path, or of a name in an open folder, of which no part can lead out of there."""
+    if folder is None:
+        return _created(name, _READ, _OPEN_EXISTING, how)
     if "\0" in name:
         raise ValueError("embedded null character")
-    if folder is None:
-        handle = _KERNEL.CreateFileW(
-            name, wintypes.DWORD(_READ), _SHARED, None, _OPEN_EXISTING, _FOLDERS_TOO | how, None
-        )
-        if handle in (None, wintypes.HANDLE(-1).value):
-            raise ctypes.WinError(ctypes.get_last_error())
-        return int(handle)
     if ":" in name:  # a stream of a file has no name of its own
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     nbytes = len(name.encode("utf-16-le", "surrogatepass"))
@@ -144,12 +165,16 @@ def _opened(folder: int | None, name: str, how: int) -> int:
     return handle.value
 
 
-def _descriptor(handle: int) -> int:
+def _descriptor(handle: int, flags: int = os.O_RDONLY) -> int:
     try:
-        return msvcrt.open_osfhandle(handle, os.O_RDONLY | os.O_NOINHERIT)  # of bytes: O_TEXT is not in it
+        return msvcrt.open_osfhandle(handle, flags | os.O_NOINHERIT)  # of bytes: O_TEXT is not in it
     except OSError:
         _KERNEL.CloseHandle(wintypes.HANDLE(handle))
         raise
+
+
+def _handle(fd: int) -> wintypes.HANDLE:
+    return wintypes.HANDLE(msvcrt.get_osfhandle(fd))
 
 
 def _folder(fd: int) -> int:
@@ -182,8 +207,7 @@ def read_into_at(fd: int, buffer: memoryview, offset: int) -> int:
 def _moved(call: Any, fd: int, data: ctypes.Array[ctypes.c_char], offset: int) -> int:
     """Return how many bytes a call reads or writes at a position."""
     at, count = _Overlapped(offset=offset), wintypes.DWORD()
-    handle = wintypes.HANDLE(msvcrt.get_osfhandle(fd))
-    if not call(handle, data, wintypes.DWORD(len(data)), ctypes.byref(count), ctypes.byref(at)):
+    if not call(_handle(fd), data, wintypes.DWORD(len(data)), ctypes.byref(count), ctypes.byref(at)):
         error = ctypes.get_last_error()
         if error != _AT_THE_END:
             raise ctypes.WinError(error)
@@ -207,7 +231,8 @@ def is_network(fd: int) -> bool:  # noqa: ARG001
 
 def free_room(place: str | int) -> int:
     room = ctypes.c_uint64()
-    path = _path_of(place) if isinstance(place, int) else place
+    path = path_of(place) if isinstance(place, int) else place
+    path = path if os.path.isdir(path) else os.path.dirname(path)
     _checked(_KERNEL.GetDiskFreeSpaceExW(path, ctypes.byref(room), None, None))
     return room.value
 
@@ -237,3 +262,167 @@ def _memory() -> ctypes.Array[ctypes.c_uint64]:
     found = (ctypes.c_uint64 * 8)(64)
     _checked(_KERNEL.GlobalMemoryStatusEx(ctypes.byref(found)))
     return found
+
+
+# Writing
+
+
+def open_new(path: str, mode: int) -> int:  # noqa: ARG001 - there are no modes
+    return _descriptor(_created(path, _READ | _WRITE, _CREATE_NEW), os.O_RDWR)
+
+
+def open_nameless(folder: str, mode: int) -> int | None:  # noqa: ARG001
+    return None
+
+
+def open_appending(path: str, mode: int) -> int:  # noqa: ARG001
+    return _descriptor(_created(path, _READ | _WRITE, _OPEN_ALWAYS), os.O_RDWR | os.O_APPEND)
+
+
+def open_writing(path: str) -> int:
+    return _descriptor(_created(path, _READ | _WRITE, _OPEN_EXISTING, _LINK_ITSELF), os.O_RDWR)
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = _moved(_KERNEL.WriteFile, fd, _array_of(view[:_MOST_NBYTES]), offset)
+        offset, view = offset + count, view[count:]
+
+
+def _array_of(view: memoryview) -> Any:
+    """Return the bytes of a view as what foreign functions take; those that may not be written are copied."""
+    kind = ctypes.c_char * view.nbytes
+    return kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
+
+
+def give_name(fd: int, old: str | None, path: str) -> None:  # noqa: ARG001
+    assert old is not None
+    _patiently(os.rename, old, path)
+
+
+def replace(fd: int, old: str, path: str) -> None:
+    """
+    Give an open file the name of another in one step.
+
+    Those who have that one open keep it if they share deletion, on file systems that know this. Elsewhere it fails
+    while anybody has it open.
+    """
+    text = ctypes.create_unicode_buffer(path)
+    head = struct.pack("IxxxxPI", _REPLACE_OPEN, 0, ctypes.sizeof(text) - ctypes.sizeof(ctypes.c_wchar))
+    renaming = head + bytes(text)
+    if not _KERNEL.SetFileInformationByHandle(_handle(fd), _RENAME_INFORMATION, renaming, len(renaming)):
+        _patiently(os.replace, old, path)
+
+
+def rename(old: str, path: str) -> None:
+    try:
+        _patiently(os.rename, old, path)
+    except FileExistsError:
+        os.rmdir(path)  # an empty folder, or this raises
+        os.rename(old, path)
+
+
+def _patiently(rename: Callable[[str, str], None], old: str, path: str) -> None:
+    """Rename something that scanners may have open for a moment because it is new."""
+    for seconds in _PAUSES:
+        with suppress(PermissionError):
+            rename(old, path)
+            return
+        time.sleep(seconds)
+    rename(old, path)
+
+
+def sync(fd: int) -> None:
+    os.fsync(fd)
+
+
+def sync_folder(path: str) -> None:
+    pass
+
+
+def narrow(fd: int, mode: int) -> None:
+    pass
+
+
+def take_after(fd: int, path: str, status: os.stat_result) -> None:
+    pass
+
+
+def clone(fd: int, source: int) -> None:  # noqa: ARG001
+    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+
+def clones_to(source: int, folder: str) -> bool:  # noqa: ARG001
+    return False
+
+
+# Processes
+
+
+CAN_EDIT = False
+
+
+def lock(fd: int) -> bool | None:
+    """
+    Lock an open file until it is closed; return False if it is locked, None where there are no locks, as for a folder.
+
+    Of a file it is a byte far behind its end, as what is locked cannot be read.
+    """
+    at = _Overlapped(offset=_LOCKED_BYTE)
+    if _KERNEL.LockFileEx(_handle(fd), _LOCK_AT_ONCE, 0, 1, 0, ctypes.byref(at)):
+        return True
+    return False if ctypes.get_last_error() == _IS_LOCKED else None
+
+
+def lock_records(fd: int) -> bool | None:  # noqa: ARG001 - there is one kind of locks
+    return None
+
+
+def is_alive(pid: int) -> bool:
+    process = _KERNEL.OpenProcess(_SYNCHRONIZE, False, pid)
+    if not process:
+        return ctypes.get_last_error() != _NO_SUCH_PROCESS
+    try:
+        return bool(_KERNEL.WaitForSingleObject(wintypes.HANDLE(process), 0))
+    finally:
+        _KERNEL.CloseHandle(wintypes.HANDLE(process))
+
+
+MOST_PROCESSES = 61
+
+
+def is_unread(error: OSError) -> bool:
+    return isinstance(error, BrokenPipeError) or (error.errno == errno.EINVAL and error.filename is None)
+
+
+@contextmanager
+def no_interrupt() -> Iterator[None]:
+    _KERNEL.SetConsoleCtrlHandler(None, True)
+    try:
+        yield
+    finally:
+        _KERNEL.SetConsoleCtrlHandler(None, False)
+
+
+# Commands for people
+
+
+def quoted(word: str) -> str:
+    if re.fullmatch(r"[\w./\\:+=-]+", word, re.ASCII):
+        return word
+    within = re.sub(r'(\\*)"', r'\1\1\\"', word)
+    return f'"{within}{within[len(within.rstrip(chr(92))) :]}"'  # a backslash before a quotation mark is written twice
+
+
+def command_line(*words: str) -> str:
+    return " ".join(map(quoted, words))
+
+
+def command_for(what: str, path: str) -> str | None:
+    words = {"write": "attrib -r", "remove": "del"}
+    return f"{words[what]} {quoted(path)}" if what in words else None
+
+
+COPY_LINKED = "robocopy FOLDER COPY /e"
+MORE_DESCRIPTORS = "Open fewer files at once."

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import resource
+import stat
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from struct import pack
 from typing import TYPE_CHECKING
 
 assert sys.platform != "win32"  # for mypy
@@ -17,6 +21,14 @@ if TYPE_CHECKING:
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CLOEXEC
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+"""Of file systems that have no hard links."""
+# linux/fs.h; a file system that does not know these numbers refuses them
+_FICLONE = 0x40049409
+_FICLONERANGE = 0x4020940D
+_PROBE_NBYTES = 1 << 16
+"""What is cloned to see whether it can be: whole blocks."""
 _MOST_NBYTES = 0x7FFFF000
 """What one call transfers at most on Linux; on macOS more than 2 GiB are an error."""
 _MADV_POPULATE_WRITE = 23
@@ -187,3 +199,242 @@ def _madvise() -> tuple[Callable[[int, int, int], int] | None, int]:
         found, page = ctypes.CDLL(None).madvise, mmap.PAGESIZE
         found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return found, page
+
+
+# Writing
+
+
+def open_new(path: str, mode: int) -> int:
+    """Return a descriptor of a new file, to be written and read; raise FileExistsError if anything has its name."""
+    return os.open(path, _NEW | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def open_nameless(folder: str, mode: int) -> int | None:
+    """Return a descriptor of a new file that has no name yet, in a folder; None where there are no such files."""
+    if hasattr(os, "O_TMPFILE") and os.path.exists("/proc/self/fd"):
+        try:
+            return os.open(folder, _NEW | os.O_TMPFILE, mode)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+    return None
+
+
+def open_appending(path: str, mode: int) -> int:
+    """Return a descriptor of a file, a new one if there is none, to be read and appended to."""
+    return os.open(path, _NEW | os.O_CREAT | os.O_APPEND, mode)
+
+
+def open_writing(path: str) -> int:
+    """Return a descriptor of a file that is there, to be read and written; a link at the end is an error."""
+    return os.open(path, _NEW | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def path_of(fd: int) -> str:
+    """Return a path that leads to an open file. On Linux it may have no name."""
+    return f"/proc/self/fd/{fd}"
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all bytes at a position, wherever other threads write."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        offset, view = offset + count, view[count:]
+
+
+def give_name(fd: int, old: str | None, path: str) -> None:
+    """
+    Give a new file a name in one step; raise FileExistsError if anything has it.
+
+    ``old`` is the name that it has; None if it is one without a name. It may keep the old one.
+    """
+    if old is None:
+        # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
+        os.link(path_of(fd), path, src_dir_fd=fd, follow_symlinks=True)
+        return
+    try:
+        os.link(old, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS or os.path.lexists(path):
+            raise
+        os.rename(old, path)  # a file system without hard links, as on most USB sticks
+
+
+def replace(fd: int, old: str, path: str) -> None:  # noqa: ARG001 - Windows needs it
+    """Give an open file the name of another in one step. On Windows it may fail while others have that one open."""
+    os.replace(old, path)
+
+
+def rename(old: str, path: str) -> None:
+    """Give a file or a folder another name, that of an empty folder too; raise OSError if anything else has it."""
+    os.rename(old, path)
+
+
+def sync(fd: int) -> None:
+    """Wait until what was written to an open file is on the disk, and not in the disk's own memory."""
+    if sys.platform == "darwin":
+        with suppress(OSError):  # a network has no such call
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
+
+
+def sync_folder(path: str) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can do that; Windows does it alone."""
+    fd = os.open(path or os.curdir, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (
+            errno.EINVAL,
+            errno.EOPNOTSUPP,
+            errno.EACCES,
+            errno.ENOTSUP,
+        ):
+            raise
+    finally:
+        os.close(fd)
+
+
+def narrow(fd: int, mode: int) -> None:
+    """Take from an open file all that ``mode`` does not allow; nothing on Windows, which has no modes."""
+    with suppress(PermissionError):  # a file system without modes
+        os.fchmod(fd, os.fstat(fd).st_mode & mode & 0o777)
+
+
+def take_after(fd: int, path: str, status: os.stat_result) -> None:
+    """
+    Give what is open the mode of what has a path, and its owner and attributes as far as we may.
+
+    On Windows it has the access control list of its folder.
+    """
+    for owner, group in (
+        (-1, status.st_gid),
+        (status.st_uid, -1),
+    ):  # only root may be allowed to
+        with suppress(OSError):
+            os.fchown(fd, owner, group)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            for name in os.listxattr(path):
+                with suppress(OSError):
+                    os.setxattr(fd, name, os.getxattr(path, name))
+    with suppress(PermissionError):  # a file system without modes
+        os.fchmod(fd, stat.S_IMODE(status.st_mode))
+
+
+def clone(fd: int, source: int) -> None:
+    """Give an open file the content of another, where ``clones_to`` says that files share it."""
+    fcntl.ioctl(fd, _FICLONE, source)
+
+
+def clones_to(source: int, folder: str) -> bool:
+    """Say whether an open file of some size can be cloned to a new one in a folder."""
+    with suppress(OSError):  # there may be no folder, or a file system without files of this kind
+        fd = open_nameless(folder, 0o600)
+        if fd is not None:
+            try:
+                fcntl.ioctl(fd, _FICLONERANGE, pack("=q3Q", source, 0, _PROBE_NBYTES, 0))
+            finally:
+                os.close(fd)
+            return True
+    return False
+
+
+# Processes
+
+
+CAN_EDIT = True
+"""Whether files can be edited in place: what is said of who owns a journal, and when it is on the disk, holds."""
+
+
+def lock(fd: int) -> bool | None:
+    """Lock an open file or folder until it is closed; return False if it is locked, None where there are no locks."""
+    return _locked(fcntl.flock, fd)
+
+
+def lock_records(fd: int) -> bool | None:
+    """
+    Lock an open file as ``lockf`` does, whose lock ends as soon as this process closes any descriptor of the file.
+
+    Linux has locks that the open file owns: they end with it alone, and keep out the same processes.
+    """
+    return _locked(_lock_for_this_descriptor if sys.platform == "linux" else fcntl.lockf, fd)
+
+
+def _lock_for_this_descriptor(fd: int, how: int) -> None:  # noqa: ARG001
+    if sys.platform == "linux":
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def _locked(call: Callable[[int, int], object], fd: int) -> bool | None:
+    try:
+        call(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether this machine has a process of this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+MOST_PROCESSES = 1024
+"""How many can be waited for at once."""
+
+
+def is_unread(error: OSError) -> bool:
+    """Say whether an error of writing says that nobody reads any more what is written."""
+    return isinstance(error, BrokenPipeError)
+
+
+@contextmanager
+def no_interrupt() -> Iterator[None]:
+    """Keep Ctrl-C from reaching the processes that are started meanwhile."""
+    import signal
+
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+# Commands for people
+
+
+def quoted(word: str) -> str:
+    """Return a word as the shell takes it: on Windows as both cmd.exe and PowerShell do, as far as they agree."""
+    from shlex import quote  # few files need advice
+
+    return quote(word)
+
+
+def command_line(*words: str) -> str:
+    """Return words as a line for the shell."""
+    return " ".join(map(quoted, words))
+
+
+def command_for(what: str, path: str) -> str | None:
+    """Return the command to "read", "enter", "write" or "remove" a path: that allows it, or does; None if unknown."""
+    words = {
+        "read": "chmod u+r",
+        "enter": "chmod u+rx",
+        "write": "chmod u+w",
+        "remove": "rm",
+    }
+    return f"{words[what]} -- {quoted(path)}"
+
+
+COPY_LINKED = "cp -rL FOLDER COPY"
+"""The command that copies a folder with what its links lead to."""
+MORE_DESCRIPTORS = "Allow more open files: ulimit -n 4096"
+"""What to do where there are too few descriptors."""

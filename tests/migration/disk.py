@@ -96,8 +96,8 @@ class Disk:
         self._name(path, "unname")
         os.unlink(path)  # noqa: PTH108
 
-    def open(self, path: str, flags: int, *mode: int) -> int:
-        fd = os.open(path, flags, *mode)
+    def open(self, path: str, flags: int, *mode: int, **named: Any) -> int:
+        fd = os.open(path, flags, *mode, **named)
         if flags & os.O_CREAT:
             self._name(path)
         return fd

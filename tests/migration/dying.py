@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 CALLS = (
-    *("open", "write", "pwrite", "fstatvfs", "link", "replace", "rename", "fsync", "close", "unlink", "lseek"),
+    *("open", "write", "pwrite", "statvfs", "link", "replace", "rename", "fsync", "close", "unlink", "lseek"),
     *("pread", "preadv", "fstat", "lstat"),
 )
 

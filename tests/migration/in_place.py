@@ -20,6 +20,7 @@ from ckptool import Changes, MigrationReport, migrate
 from ckptool.migration import output
 from ckptool.migration.output import editing
 from ckptool.sources.journal import journal_path
+from ckptool.system import posix
 from tests.migration.disk import Disk, Files, State
 
 SHORTER: Final = Changes(strip_module=True)
@@ -66,7 +67,7 @@ def write(layout: str, folder: Path, count: int = 8) -> Path:
 def on(disk: Disk) -> Iterator[None]:
     """Let files be edited on a disk."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (editing, output):
+        for module in (editing, output, posix):
             patch.setattr(module, "os", disk)
         yield
 
@@ -125,10 +126,10 @@ class Stepped(Disk):
     def before(self, what: str) -> None:
         """Do something first."""
 
-    def open(self, path: str, flags: int, *mode: int) -> int:
+    def open(self, path: str, flags: int, *mode: int, **named: Any) -> int:
         if flags & os.O_CREAT:
             self.before("create")
-        return super().open(path, flags, *mode)
+        return super().open(path, flags, *mode, **named)
 
     def pwrite(self, fd: int, data: Any, position: int) -> int:
         os.pwrite(fd, data[: len(data) // 2], position)

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckptool import CkptoolError, MalformedFile, SourceChanged, check, migrate
+from ckptool import CkptoolError, MalformedFile, SourceChanged, check, migrate, system
 from ckptool.errors import OutputFailed
 from ckptool.migration import output as outputs
 from ckptool.migration import torch_plan
 from ckptool.migration.output import Output
 from ckptool.sources import files
+from ckptool.system import posix
 from tests import build
 from tests.migration.refused import refused
 from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
@@ -68,7 +69,7 @@ from ckptool.migration.migrate import migrate
 from tests.migration.dying import die_at
 
 CALLS = (
-    *("open", "write", "pwrite", "fstatvfs", "link", "replace", "rename", "fsync", "fchmod", "close", "unlink"),
+    *("open", "write", "pwrite", "statvfs", "link", "replace", "rename", "fsync", "fchmod", "close", "unlink"),
     *("mkdir", "rmdir", "scandir"),
 )
 
@@ -340,7 +341,7 @@ def test_a_disk_that_is_full_to_some_level(
         def unknown(_: int) -> None:
             raise OSError(errno.ENOSYS, "unknown")
 
-        monkeypatch.setattr(os, "fstatvfs", unknown)
+        monkeypatch.setattr(system, "free_room", unknown)
     kept = names_in(disk) | {"filler"}
     levels = sorted({round(level * (pages - 1) / 20) for level in range(0, 20, step(5))} | {pages - 1})
     for level in levels:
@@ -369,17 +370,11 @@ def test_a_disk_that_is_full_to_some_level(
 
 def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "model.pth").write_bytes(checkpoint())
-    real = os.fstatvfs
-
-    def nearly_full(fd: int) -> os.statvfs_result:
-        fields = list(real(fd))
-        fields[1], fields[4] = 1, 500  # f_frsize, f_bavail
-        return os.statvfs_result(fields)
 
     def never(*_: Any) -> None:
         pytest.fail("written to a disk that is too small")
 
-    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+    monkeypatch.setattr(system, "free_room", lambda _: 500)
     monkeypatch.setattr(Output, "write", never)
     monkeypatch.setattr(Output, "fill", never)
 
@@ -719,7 +714,7 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
 # A system that refuses
 
 
-CALLS = ("open", "write", "link", "replace", "rename", "fsync", "fchmod", "fstatvfs", "pwrite", "close")
+CALLS = ("open", "write", "link", "replace", "rename", "fsync", "fchmod", "statvfs", "pwrite", "close")
 CALLS += ("lstat", "stat", "fstat", "listdir", "pread", "preadv", "kill")
 
 
@@ -783,33 +778,33 @@ def test_every_system_call_may_fail(
         place.unlink(missing_ok=True)
         if old:
             place.write_bytes(OLD)
-        system = System(at, fault, after=after)
+        machine = System(at, fault, after=after)
         raised: BaseException | None = None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outputs, "os", system)
-            patch.setattr(files, "os", system)
+            for module in (outputs, posix, files):
+                patch.setattr(module, "os", machine)
             try:
                 migrate(source, place, to="cpu", force=old)
             except (CkptoolError, KeyboardInterrupt) as error:  # and never anything else
                 raised = error.with_traceback(None)
                 raised.__cause__ = raised.__context__ = None
         fault.__traceback__ = fault.__context__ = None  # they would keep what is to be closed
-        if system.count < at:
+        if machine.count < at:
             break
         found = place.read_bytes() if place.exists() else None
         before = OLD if old else None
-        (failed if raised else tolerated).append(system.failed)
+        (failed if raised else tolerated).append(machine.failed)
         if raised is None:
-            assert found == new, system.failed
+            assert found == new, machine.failed
         elif isinstance(raised, KeyboardInterrupt):
-            assert found in (before, new), system.failed
-        elif system.failed != "close":
-            assert found == before, system.failed
-        assert found in (before, new), system.failed
+            assert found in (before, new), machine.failed
+        elif machine.failed != "close":
+            assert found == before, machine.failed
+        assert found in (before, new), machine.failed
         assert source.read_bytes() == data
-        assert names_in(folder) <= {source.name, target}, system.failed
+        assert names_in(folder) <= {source.name, target}, machine.failed
         if not after:  # an interrupt can come between opening and noting it
-            assert open_descriptors() == descriptors, (system.failed, at)
+            assert open_descriptors() == descriptors, (machine.failed, at)
     assert raised is None
     assert len(failed) > 8 // every
     assert every > 1 or {"open", "write", "pread"} <= set(failed)
@@ -817,7 +812,9 @@ def test_every_system_call_may_fail(
 
 def test_writes_that_take_a_little_each_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "source.pth").write_bytes(checkpoint())
-    monkeypatch.setattr(outputs, "os", System(0, OSError(), short=True))
+    machine = System(0, OSError(), short=True)
+    for module in (outputs, posix):
+        monkeypatch.setattr(module, "os", machine)
 
     for name in ("out.pth", "out.safetensors"):
         migrate(folder / "source.pth", folder / name, to="cpu")

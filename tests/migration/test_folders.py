@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckptool import migrate
+from ckptool import migrate, system
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import opening as folders
 from ckptool.migration.output.opening import OutputFolder
@@ -251,7 +251,7 @@ def test_what_another_process_holds_stays(folder: Path) -> None:
     held = folder / f".out.ckptool-{dead_pid()}-0123abcd.part"
     held.mkdir()
     fd = os.open(held, os.O_RDONLY)
-    folders.parts.lock(fd)
+    system.lock(fd)
     try:
         migrate(folder / "model.pth", folder / "out", **SHARDS)
     finally:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ckptool import migrate
+from ckptool import migrate, system
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
@@ -138,13 +138,14 @@ def test_what_appears_while_we_write_stays(way: str, what: str, folder: Path, mo
 def test_what_appears_while_we_write_is_replaced_when_asked(
     way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_name = Output._take_name
+    give_name = system.give_name
 
-    def late(self: Output) -> None:  # somebody else was faster by an instant
-        Path(self.path).write_bytes(OLD)
-        take_name(self)
+    def late(fd: int, old: str | None, path: str) -> None:  # somebody else was faster by an instant
+        if Path(path).name == "out.pth":
+            Path(path).write_bytes(OLD)
+        give_name(fd, old, path)
 
-    monkeypatch.setattr(Output, "_take_name", late)
+    monkeypatch.setattr(system, "give_name", late)
     migrate(folder / "model.pth", folder / "out.pth", to="cpu", force=True)
 
     assert (folder / "out.pth").read_bytes() == migrated(checkpoint(), tmp_path)

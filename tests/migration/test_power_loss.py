@@ -15,6 +15,7 @@ import pytest
 from ckptool import migrate
 from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
+from ckptool.system import posix
 from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
 from tests.migration.test_outputs import OLD, checkpoint
 from tests.missing import only_linux
@@ -48,7 +49,8 @@ def logged(
     if old:
         (folder / target).write_bytes(OLD)
     disk = Disk()
-    monkeypatch.setattr(outputs, "os", disk)
+    for module in (outputs, posix):
+        monkeypatch.setattr(module, "os", disk)
     migrate(folder / "source.pth", folder / target, to="cpu", force=old, verify=verify)
     return disk.log
 
@@ -104,7 +106,8 @@ def test_what_is_written_behind_a_sync_is_synced_again(
 ) -> None:
     (tmp_path / "out.pth").write_bytes(OLD)
     disk = Disk()
-    monkeypatch.setattr(outputs, "os", disk)
+    for module in (outputs, posix):
+        monkeypatch.setattr(module, "os", disk)
     with Output(str(tmp_path / "out.pth"), force=True) as output:
         output.write(b"a" * 10_000)
         output.flush()

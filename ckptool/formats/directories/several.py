@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from shlex import join, quote
 from typing import Final, TypeAlias
 
+from ckptool import system
 from ckptool.checkpoints.contents import collect
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat
@@ -183,14 +183,14 @@ def no_checkpoint(folder: FolderSource) -> FileUnavailable:
         return lost
     links = [name for name in folder.folders if folder.is_link(name)]
     if links and not folder.files:
-        fact = f"a directory of links, which are not followed: {some([quote(name) for name in links], _SHOWN)}"
+        fact = f"a directory of links, which are not followed: {some([*map(system.quoted, links)], _SHOWN)}"
         return FileUnavailable(fact, kind="directory", hint="Give the path of the folder that one leads to.")
     names = sorted(folder.files, key=lambda name: not is_likely(name))
     if names:
-        shown = some([quote(name) for name in names], _SHOWN)
+        shown = some([*map(system.quoted, names)], _SHOWN)
         fact = f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint"
         return FileUnavailable(fact, kind="directory", hint=f"Name a file in it: {shown}")
-    folders = some([quote(name) for name in folder.folders], _SHOWN)
+    folders = some([*map(system.quoted, folder.folders)], _SHOWN)
     return FileUnavailable(
         "a directory without files",
         kind="directory",
@@ -204,7 +204,7 @@ def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
         f"a directory with {counted(len(candidates), what)} that may be checkpoints; {_MOST} are looked into",
         kind="directory",
         hint="Look at each of them.",
-        command=join(("ckptool", "inspect", "-b", "-r", "--", path)),
+        command=system.command_line("ckptool", "inspect", "-b", "-r", "--", path),
         needed=len(candidates),
         actual=_MOST,
     )

@@ -21,9 +21,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
-from shlex import join
 from typing import Final
 
+from ckptool import system
 from ckptool.checkpoints.parsed import Parsed, PartOf, Remark
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
 from ckptool.formats import filenames
@@ -322,7 +322,7 @@ def explained(error: CkptoolError, path: str) -> CkptoolError:
 
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
-    command = join(("ckptool", "inspect", place or "."))
+    command = system.command_line("ckptool", "inspect", place or ".")
     there = filenames.other_set(name, names) if lacks_all(error) else None
     if there is not None:
         error.message += f"; the complete set of {there.total:,} shards that is there is of another save"

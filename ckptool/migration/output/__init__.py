@@ -17,10 +17,10 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from struct import pack
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from ckptool import system
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.messages import counted
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPACE = "Free some space, or write to another disk."
 _WAITING_NBYTES = 1 << 20
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-# linux/fs.h; a system that does not know these numbers refuses them
-_FICLONE: Final = 0x40049409
-_FICLONERANGE: Final = 0x4020940D
-_PROBE_NBYTES: Final = 1 << 16
-"""What is cloned to see whether it can be: whole blocks."""
 
 
 class Output(Closing):
@@ -94,8 +88,7 @@ class Output(Closing):
 
     def narrow(self, mode: int) -> None:
         """Take from a new file all that ``mode`` does not allow: for who learns of its source once it is open."""
-        with suppress(PermissionError):  # a file system without modes
-            os.fchmod(self._fd, os.fstat(self._fd).st_mode & mode & 0o777)
+        system.narrow(self._fd, mode)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """
@@ -144,7 +137,7 @@ class Output(Closing):
     def fill(self, position: int, view: memoryview) -> None:
         """Write bytes into a gap that was left for them. Threads may call this at once."""
         try:
-            write_at(self._fd, position, view)
+            system.write_at(self._fd, view, position)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -171,16 +164,14 @@ class Output(Closing):
         """
         Take the content of a file that is open, on a file system where ``clones_to`` says that files share it.
         """
-        import fcntl  # Linux has it
-
         try:
-            fcntl.ioctl(self._fd, _FICLONE, fd)
+            system.clone(self._fd, fd)
         except OSError as error:
             raise self._failed(error) from error
 
     def reading_path(self, name: str = "") -> str:  # noqa: ARG002 - it has one file
         """Return a path to what was written and flushed, while it has no name yet."""
-        return self._temporary or f"/proc/self/fd/{self._fd}"
+        return self._temporary or system.path_of(self._fd)
 
     def sync(self) -> None:
         """
@@ -192,7 +183,7 @@ class Output(Closing):
         from concurrent.futures import ThreadPoolExecutor  # slow to import, and a plan needs none
 
         pool = ThreadPoolExecutor(1)
-        self._syncing = pool.submit(os.fsync, self._fd)
+        self._syncing = pool.submit(system.sync, self._fd)
         pool.shutdown(wait=False)
 
     def publish(self) -> None:
@@ -203,7 +194,7 @@ class Output(Closing):
                 self._syncing.result()
             if not (self._force and os.path.lexists(self.path)):
                 try:
-                    self._take_name()
+                    system.give_name(self._fd, self._temporary, self.path)
                 except FileExistsError as error:
                     if not self._force:
                         raise self._exists() from error
@@ -251,52 +242,27 @@ class Output(Closing):
             raise self._exists()
 
     def _open(self) -> None:
-        flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self._fd = self._open_nameless(flags)
-            if self._fd < 0:
+            nameless = system.open_nameless(self._folder, self._mode)
+            if nameless is None:
                 self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
-                self._fd = os.open(self._temporary, flags | os.O_CREAT | os.O_EXCL, self._mode)
-            parts.lock(self._fd)
+                self._fd = system.open_new(self._temporary, self._mode)
+            else:
+                self._fd = nameless
+            system.lock(self._fd)
         except OSError as error:
             self._temporary = None
             raise self._failed(error) from error
 
-    def _open_nameless(self, flags: int) -> int:
-        """Return a file without a name, or -1 where the system or the file system has none."""
-        if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
-            return -1
-        try:
-            return os.open(self._folder, flags | os.O_TMPFILE, self._mode)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                return -1
-            raise
-
-    def _take_name(self) -> None:
-        if self._temporary is None:
-            self._link_nameless(self.path)
-            return
-        try:
-            os.link(self._temporary, self.path)
-        except OSError as error:
-            if error.errno not in _NO_LINKS or os.path.lexists(self.path):
-                raise
-            os.rename(self._temporary, self.path)  # a file system without hard links, as on most USB sticks
-
     def _replace(self) -> None:
         self.other_names = take_after(self._fd, self.path)
-        os.fsync(self._fd)  # the old file goes: the new one must be on the disk first
+        system.sync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
             self._temporary = parts.new_name(self.path)
-            self._link_nameless(self._temporary)
-        os.replace(self._temporary, self.path)
+            system.give_name(self._fd, None, self._temporary)
+        system.replace(self._fd, self._temporary, self.path)
         sync_folder(self._folder)
-
-    def _link_nameless(self, target: str) -> None:
-        # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
-        os.link(f"/proc/self/fd/{self._fd}", target, src_dir_fd=self._fd, follow_symlinks=True)
 
     def _exists(self) -> OutputExists:
         return OutputExists(
@@ -305,15 +271,6 @@ class Output(Closing):
 
     def _failed(self, error: OSError) -> OutputFailed:
         return failed(error, self._shown, self._written, self._expected)
-
-
-def write_at(fd: int, position: int, data: bytes | memoryview) -> None:
-    """Write bytes at a position of an open file."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, position)
-        position += count
-        view = view[count:]
 
 
 def real_path(path: str) -> str:
@@ -343,13 +300,10 @@ def refuse_full(fd: int, nbytes: int, path: str) -> None:
 
     ``path`` is what the error is about.
     """
-    if not hasattr(os, "fstatvfs"):
-        return
     try:
-        status = os.fstatvfs(fd)
+        free = system.free_room(fd)
     except OSError:  # writing will tell
         return
-    free = status.f_bavail * status.f_frsize
     if free < nbytes:
         raise OutputFailed(
             f"not enough space: {nbytes:,} bytes are needed, {free:,} are free",
@@ -371,17 +325,7 @@ def take_after(fd: int, path: str) -> int:
         old = os.stat(path)
     except FileNotFoundError:  # it was removed in the meantime
         return 0
-    if hasattr(os, "fchown"):
-        for owner, group in ((-1, old.st_gid), (old.st_uid, -1)):  # only root may be allowed to
-            with suppress(OSError):
-                os.fchown(fd, owner, group)
-    if hasattr(os, "listxattr"):
-        with suppress(OSError):
-            for name in os.listxattr(path):
-                with suppress(OSError):
-                    os.setxattr(fd, name, os.getxattr(path, name))
-    with suppress(PermissionError):  # a file system without modes
-        os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    system.take_after(fd, path, old)
     return old.st_nlink - 1
 
 
@@ -403,26 +347,4 @@ def failed(error: OSError, path: str, written: int = 0, expected: int | None = N
 def sync_folder(folder: str) -> None:
     """Put names in a folder on the disk, where the file system can. They are there, whatever fails here."""
     with suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def clones_to(fd: int, path: str) -> bool:
-    """Say whether a file of some size, which is open, can be cloned to a new one in the folder of a path."""
-    folder = os.path.dirname(os.path.realpath(path))
-    if not hasattr(os, "O_TMPFILE"):
-        return False
-    import fcntl  # Linux has it
-
-    try:  # there may be no folder, or a file system without files of this kind
-        new = os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.ioctl(new, _FICLONERANGE, pack("<q3Q", fd, 0, _PROBE_NBYTES, 0))
-        finally:
-            os.close(new)
-    except OSError:
-        return False
-    return True
+        system.sync_folder(folder)

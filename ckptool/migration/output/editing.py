@@ -16,16 +16,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from struct import pack
 from typing import BinaryIO, Final, NamedTuple
 
+from ckptool import system
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
-from ckptool.migration.output import failed, write_at
-from ckptool.migration.output.parts import lock
+from ckptool.migration.output import failed
 from ckptool.sources.descriptors import Descriptor
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import (
@@ -42,19 +40,9 @@ from ckptool.sources.journal import (
     unfinished,
 )
 
-_NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-_NO_FOLDERS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.ENOTSUP)
-"""The error codes of file systems that cannot put a folder on the disk."""
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 _COPY: Final = "Write a copy instead."
 _NEW: Final = ".new"
 """What the name of a journal ends in before it is complete: nothing was changed yet."""
-_OPEN: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class FileEdit(NamedTuple):
@@ -166,8 +154,6 @@ def _undo(path: str, fd: int) -> int:
 
 def _refused_journal(path: str, found: Found) -> CkptoolError:
     """Return why nothing is done by what has the name of a file's journal."""
-    from shlex import join
-
     there, hint = journal_path(path), "The file was not changed now. Get it again, then remove the journal."
     if found.state == "damaged":
         what = f"the journal of an edit in place is damaged: {found.why}"
@@ -175,7 +161,7 @@ def _refused_journal(path: str, found: Found) -> CkptoolError:
     if found.state == "unread":
         return FileUnavailable(found.why, kind="permission", path=there)
     what, hint = told(path)
-    command = join(("rm", "--", there)) if found.state == "stale" else None
+    command = system.command_for("remove", there) if found.state == "stale" else None
     kind = "another-file" if found.state == "stale" else "foreign-journal"
     return MigrationRefused(what, kind=kind, path=path, hint=hint, command=command)
 
@@ -190,17 +176,17 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
         MigrationRefused, UnfinishedEdit: Something has the name of its journal; not where ``recovering``.
         OutputFailed: The system does not open it.
     """
-    if not hasattr(os, "pwrite"):
+    if not system.CAN_EDIT:
         raise not_in_place("this system cannot edit files in place")
     _refuse_kind(path)
     try:
-        fd = os.open(path, _OPEN)
+        fd = system.open_writing(path)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise _read_only(path) from error
         raise failed(error, path) from error
     try:
-        if lock(fd) is False or lock(fd, _lock_records) is False:
+        if system.lock(fd) is False or system.lock_records(fd) is False:
             raise MigrationRefused(
                 "another process holds a lock on it: it is being read or edited",
                 kind="locked",
@@ -253,22 +239,8 @@ def _refuse_kind(path: str) -> None:
 
 
 def _read_only(path: str) -> MigrationRefused:
-    from shlex import join
-
-    hint, command = "Make it writable, or write a copy instead.", join(("chmod", "u+w", "--", path))
+    hint, command = "Make it writable, or write a copy instead.", system.command_for("write", path)
     return MigrationRefused("it is read-only", kind="read-only", path=path, hint=hint, command=command)
-
-
-def _lock_records(fd: int, how: int) -> None:
-    """
-    Lock a file as ``lockf`` does, whose lock ends as soon as this process closes any descriptor of the file.
-
-    Linux has locks that the open file owns: they end with it alone, and keep out the same processes.
-    """
-    if sys.platform != "linux":
-        fcntl.lockf(fd, how)
-        return
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
@@ -281,13 +253,13 @@ def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
 
 
 def _apply(fd: int, edit: FileEdit) -> None:
-    write_at(fd, edit.guard.offset, poison_like(edit.guard))
-    os.fsync(fd)
+    system.write_at(fd, poison_like(edit.guard), edit.guard.offset)
+    system.sync(fd)
     for run in edit.runs:
-        write_at(fd, run.offset, poisoned_at(edit.new_guard, run))
-    os.fsync(fd)
-    write_at(fd, edit.new_guard.offset, edit.new_guard.data)
-    os.fsync(fd)
+        system.write_at(fd, poisoned_at(edit.new_guard, run), run.offset)
+    system.sync(fd)
+    system.write_at(fd, edit.new_guard.data, edit.new_guard.offset)
+    system.sync(fd)
 
 
 def _roll_back(fd: int, journal: Journal) -> int:
@@ -295,14 +267,14 @@ def _roll_back(fd: int, journal: Journal) -> int:
     guard = journal.guard
     for one in (guard, journal.new_guard):
         if has(fd, one):  # where it is not, nobody can read it now
-            write_at(fd, one.offset, poison_like(one))
-            os.fsync(fd)
+            system.write_at(fd, poison_like(one), one.offset)
+            system.sync(fd)
     for offset, old, _ in journal.changes:
-        write_at(fd, offset, poisoned_at(guard, Run(offset, bytes(old))))
+        system.write_at(fd, poisoned_at(guard, Run(offset, bytes(old))), offset)
     os.ftruncate(fd, journal.nbytes)
-    os.fsync(fd)
-    write_at(fd, *guard)
-    os.fsync(fd)
+    system.sync(fd)
+    system.write_at(fd, guard.data, guard.offset)
+    system.sync(fd)
     return sum(len(one.old) for one in journal.changes)
 
 
@@ -323,18 +295,18 @@ def write_journal(path: str, encoded: bytes) -> None:
     there = journal_path(path)
     new = there + _NEW
     remove_incomplete(path)
-    fd = os.open(new, _NEW_FILE, 0o600)  # nobody else may read it: it holds bytes of another
+    fd = system.open_new(new, 0o600)  # nobody else may read it: it holds bytes of another
     try:
-        write_at(fd, 0, encoded)
-        os.fsync(fd)
-        os.rename(new, there)
+        system.write_at(fd, encoded, 0)
+        system.sync(fd)
+        system.rename(new, there)
     except OSError:
         os.unlink(new)
         raise
     finally:
         os.close(fd)
     try:
-        _sync_folder(os.path.dirname(path))
+        system.sync_folder(os.path.dirname(path))
     except OSError:
         os.unlink(there)
         raise
@@ -344,7 +316,7 @@ def remove_journal(path: str) -> None:
     """Remove the journal of a file that is whole: from now on it may be read."""
     os.unlink(journal_path(path))
     with suppress(OSError):  # it is gone; should it come back with the power, it is undone, which is as good
-        _sync_folder(os.path.dirname(path))
+        system.sync_folder(os.path.dirname(path))
 
 
 def remove_incomplete(path: str) -> bool:
@@ -354,15 +326,3 @@ def remove_incomplete(path: str) -> bool:
         return False
     os.unlink(new)
     return True
-
-
-def _sync_folder(path: str) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can do that."""
-    fd = os.open(path or os.curdir, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _NO_FOLDERS:
-            raise
-    finally:
-        os.close(fd)

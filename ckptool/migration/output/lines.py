@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from ckptool import system
 from ckptool.closing import Closing
 from ckptool.errors import MissingPackage, OutputFailed
 from ckptool.migration.output import Output, failed
-from ckptool.migration.output.parts import lock
 
 _AT_ONCE: Final = 1 << 20
 
@@ -34,9 +34,8 @@ class Lines(Closing):
     def __init__(self, path: str, head: bytes) -> None:
         self._path = path
         self._head = head
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self._fd = os.open(path, flags, 0o666)
+            self._fd = system.open_appending(path, 0o666)
         except (OSError, ValueError) as error:
             raise failed(error if isinstance(error, OSError) else OSError(str(error)), path) from error
         try:
@@ -48,16 +47,16 @@ class Lines(Closing):
     def _check(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise OutputFailed("not a file that could be appended to", kind="not-a-file", path=self._path)
-        if lock(self._fd) is False:
+        if system.lock(self._fd) is False:
             raise OutputFailed("another process writes to it", kind="in-use", path=self._path)
-        begin = os.pread(self._fd, len(self._head), 0)
+        begin = system.read_at(self._fd, len(self._head), 0)
         if begin != self._head[: len(begin)]:
             raise self._foreign(1)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the lines that are complete, without their ends; then take back what was cut off in the middle."""
         position, number, rest = 0, 0, b""
-        while data := os.pread(self._fd, _AT_ONCE, position):
+        while data := system.read_at(self._fd, _AT_ONCE, position):
             position += len(data)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
@@ -137,7 +136,7 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
 def refuse_others(path: str, begins: tuple[bytes, ...], what: str) -> None:
     """Refuse to replace what does not begin as the output will."""
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        fd = system.open_reading(path)
     except (OSError, ValueError):  # whoever writes says what is wrong with it
         return
     try:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptool import system
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
@@ -103,8 +104,7 @@ class OutputFolder(Closing):
     def reserve(self, nbytes: int) -> None:
         """Make sure that ``nbytes`` will fit."""
         self._expected = nbytes
-        if self._fd >= 0:
-            refuse_full(self._fd, nbytes, self.path)
+        refuse_full(self._fd, nbytes, self.path)
 
     def file(self, name: str) -> Output:
         """Return a file to be written; it is in the folder once it is published."""
@@ -142,7 +142,7 @@ class OutputFolder(Closing):
     def publish(self) -> None:
         """Give the folder its name."""
         assert self._temporary is not None  # it has no other name yet
-        if os.path.isdir(self.path) and self._fd >= 0:
+        if os.path.isdir(self.path):
             take_after(self._fd, self.path)
         try:
             parts.remove_others(self._temporary, self._names)  # what processes left that were killed as they wrote
@@ -199,9 +199,8 @@ class OutputFolder(Closing):
         self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
         try:
             os.mkdir(self._temporary)
-            if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
-                self._fd = os.open(self._temporary, os.O_RDONLY | os.O_DIRECTORY | getattr(os, "O_CLOEXEC", 0))
-                parts.lock(self._fd)
+            self._fd = system.open_at(None, self._temporary)
+            system.lock(self._fd)
         except OSError as error:
             raise failed(error, self.path) from error
 
@@ -214,18 +213,18 @@ class OutputFolder(Closing):
                     if not (self._force and stat.S_ISDIR(os.lstat(self.path).st_mode)):
                         raise self._exists()
                     place = parts.new_name(self.path, parts.OLD_END)
-                    os.rename(self.path, place)
+                    system.rename(self.path, place)
                     aside.append(place)
         except BaseException:
             if aside:
                 with suppress(OSError):
-                    os.rename(aside[-1], self.path)
+                    system.rename(aside[-1], self.path)
             raise
         return aside
 
     def _is_renamed(self, temporary: str) -> bool:
         try:
-            os.rename(temporary, self.path)  # in the place of an empty folder too
+            system.rename(temporary, self.path)  # in the place of an empty folder too
         except OSError as error:
             if error.errno not in _IN_THE_WAY:
                 raise

@@ -6,19 +6,15 @@ The writer holds a lock on its part: a process of another host or container has 
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from ckptool import system
 
 _MARK = ".ckptool-"
 _END = ".part"
@@ -47,22 +43,6 @@ def new_name(path: str, end: str = _END) -> str:
     return os.path.join(folder, f"{_head(name)}{os.getpid()}-{os.urandom(4).hex()}{end}")
 
 
-def lock(fd: int, how: Callable[[int, int], None] | None = None) -> bool | None:
-    """
-    Lock an open file until it is closed; return False if another process holds it, None where there are no locks.
-
-    ``how`` is ``flock`` if it is no other call.
-    """
-    is_ours = None
-    if fcntl is not None:
-        try:
-            (how or fcntl.flock)(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = True
-        except OSError as error:
-            is_ours = False if error.errno in (errno.EAGAIN, errno.EACCES) else None
-    return is_ours
-
-
 def remove_orphans(folder: str, name: str) -> None:
     """
     Remove what killed processes left of this output: parts whose process is gone, and that nobody holds.
@@ -76,7 +56,7 @@ def remove_orphans(folder: str, name: str) -> None:
         return
     for entry in found:
         pid = entry[len(head) :].partition("-")[0]
-        if _PID.fullmatch(pid) and not _is_alive(int(pid)):
+        if _PID.fullmatch(pid) and not system.is_alive(int(pid)):
             with suppress(OSError):  # not ours to remove
                 _remove_unheld(os.path.join(folder, entry), os.path.join(folder, name))
 
@@ -109,24 +89,11 @@ def _head(name: str) -> str:
     return f".{name[:_NAME_CHARACTERS]}{_MARK}"
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    else:
-        return True
-
-
 def _remove_unheld(path: str, output: str) -> None:
-    is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
-    access = os.O_RDONLY if is_folder else os.O_RDWR
-    fd = os.open(path, access | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    fd = system.open_at(None, path) if stat.S_ISDIR(os.lstat(path).st_mode) else system.open_writing(path)
     try:
         status = os.fstat(fd)
-        is_ours = lock(fd)
+        is_ours = system.lock(fd)
         if is_ours is False or (is_ours is None and time.time() - status.st_mtime < _ABANDONED_SECONDS):
             return
         if stat.S_ISREG(status.st_mode):
@@ -145,4 +112,4 @@ def _remove_or_restore(path: str, output: str) -> None:
         if os.path.lexists(output):
             remove_folder(path)
         else:
-            os.rename(path, output)
+            system.rename(path, output)
