@@ -47,7 +47,9 @@ def migration(
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
     hints = [why] if why else []
-    if "form" not in given and not _may_be_kept(checkpoint):
+    if "form" not in given and checkpoint.traits.is_plain:
+        given = {"form": "safetensors", **given}
+    elif "form" not in given and not _may_be_kept(checkpoint):
         given = {"form": "state_dict", **given}
         hints.append("Write the weights alone, which plain torch.load() opens.")
     if "form" in given:

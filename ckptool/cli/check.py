@@ -92,7 +92,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         _list_codes(as_json=options["as_json"])
         return
     if not files:
-        raise click.UsageError("Missing argument 'FILE...'.")
+        raise click.MissingParameter(param_type="argument", param_hint="'FILE...'")
     compared = "--key" if options["key"] is not None else "--only fits" if "fits" in options["only"] else None
     if compared is not None and options["like"] is None and options["model"] is None:
         raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")

@@ -90,7 +90,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     if "-" in paths:
         lists.append(sys.stdin.buffer)
     if not (paths or lists):
-        raise click.UsageError("Missing argument 'PATH...'.")
+        raise click.MissingParameter(param_type="argument", param_hint="'PATH...'")
     if options["as_json"] and not options["summary"]:
         raise click.UsageError("--json is the form of --summary: rows are lines of JSON in any case.")
     policy = policy_of(options)

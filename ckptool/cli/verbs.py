@@ -72,6 +72,12 @@ GUESSED: Final = {
     **{f"--{name}": f"--dtype {name}" for name in ("half", "fp16", "float16", "bf16", "bfloat16", "fp32", "float32")},
 }
 """Options that people try for those of ``migrate``. None of them is in the help: one name for one thing."""
+LIKE: Final = {
+    **dict.fromkeys(("--tolerance", "--tol", "--eps"), "--atol"),
+    **dict.fromkeys(("--safe", "--safety", "--security"), "--only safe"),
+    "--strip": "--strip-module",
+}
+"""Others that people try, and what they mean; the letters alone would say something else."""
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "migrate": {
         "What to write": "form max_shard_size config_from model model_arguments expand_tied",
@@ -283,6 +289,12 @@ class Verbs(Command, click.Group):
         except click.NoSuchOption as error:
             self._refuse_guess(ctx, error)
             nearest = list(error.possibilities or ())[:1]
+            named = error.option_name.lstrip("-")
+            own = [name for one in error.ctx.command.params for name in one.opts] if error.ctx is not None else []
+            meant = named if named in VERBS else LIKE.get(error.option_name, "")
+            if meant in VERBS or meant.split(" ")[0] in own:
+                fact = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+                raise click.UsageError(fact, error.ctx) from None
             raise click.NoSuchOption(error.option_name, possibilities=nearest, ctx=error.ctx) from None
         except click.MissingParameter as error:
             examples = EXAMPLES.get(ctx.invoked_subcommand or "")
@@ -295,6 +307,8 @@ class Verbs(Command, click.Group):
     def _refuse_guess(self, ctx: click.Context, error: click.NoSuchOption) -> None:
         """Answer an option of ``migrate``, or what people try for one, with the whole command."""
         option = GUESSED.get(error.option_name, error.option_name)
+        if ctx.invoked_subcommand == "migrate" and option in ("-o", "--output", "--out"):
+            raise click.UsageError(f"No such option '{option}'. DST is the second path, without an option.", error.ctx)
         migrate = self.get_command(ctx, "migrate") if ctx.invoked_subcommand in ("migrate", "inspect") else None
         if migrate is None or not any(option.split()[0] in one.opts for one in migrate.params):
             return

@@ -45,6 +45,7 @@ _OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
 """Formats of files that are a state dict and nothing else."""
 _METADATA = "_metadata"
 """What torch keeps beside a state dict: the versions of modules."""
+_AGAIN = "Get the index and the shards again, from one place."
 
 
 def sniff(probe: Probe) -> bool:
@@ -245,12 +246,12 @@ def _compare(shard_of: Mapping[str, str], opened: Mapping[str, Parsed]) -> None:
             f"{len(missing):,} of {counted(len(shard_of), 'tensor')} not in the shard that the index names: "
             f"{name!r} is not in {shard_of[name]!r}{where}",
             kind="shard-tensors",
-            hint="Get the index and the shards again, from one place.",
+            hint=_AGAIN,
         )
     if len(holders) > len(shard_of):
         extra = [name for name in holders if name not in shard_of]
         fact = f"{counted(len(extra), 'tensor')} of shards not in the index: {some(list(map(repr, extra)))}"
-        raise MalformedFile(fact, kind="shard-tensors", hint="Get the index and the shards again, from one place.")
+        raise MalformedFile(fact, kind="shard-tensors", hint=_AGAIN)
 
 
 def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:
@@ -260,7 +261,8 @@ def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:
         for name in parsed.contents.tensors:
             other = holders.setdefault(name, shard)
             if other is not shard:
-                raise AmbiguousFile(f"tensor {name!r} is in {other!r} and in {shard!r}", kind="ambiguous-shards")
+                fact = f"tensor {name!r} is in {other!r} and in {shard!r}"
+                raise AmbiguousFile(fact, kind="ambiguous-shards", hint=_AGAIN)
     return holders
 
 

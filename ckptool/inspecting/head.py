@@ -90,7 +90,8 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield what loads the weights where that takes more than plain ``torch.load``, and what writes them alone."""
     weights = checkpoint.weights
     walk = walk_of(checkpoint, weights) if weights is not None else None
-    holds_more = checkpoint.form in ("checkpoint", "training") or checkpoint.is_folder
+    is_elsewhere = any(one.info.location not in ("cpu", "meta") for one in weights.values()) if weights else False
+    holds_more = checkpoint.form in ("checkpoint", "training") or checkpoint.is_folder or is_elsewhere
     if weights is None or checkpoint.traits.program is not None or (walk is None and not holds_more):
         return
     command = state_dict(checkpoint).command

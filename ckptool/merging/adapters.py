@@ -21,7 +21,7 @@ from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.json_beside import object_beside
 from ckptool.formats.strict_json import parse_object
-from ckptool.messages import quoted, some
+from ckptool.messages import counted, quoted, some
 from ckptool.migration.casting import TARGETS
 from ckptool.sources.naming import is_far
 from ckptool.tensors.reading import LazyTensor
@@ -101,6 +101,9 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
     found: dict[str, dict[str, LazyTensor]] = {}
     saved: dict[str, LazyTensor] = {}
     embeddings: set[str] = set()
+    if not any(_END.search(name) or _MARK.search(name) or name.startswith(OF_PEFT) for name in tensors):
+        hint = "It looks like a model: that is the base, and `lora=` takes the adapter."
+        raise refused(checkpoint, f"none of its {counted(len(tensors), 'tensor')} is one of a pair of LoRA", hint)
     for name, tensor in tensors.items():
         end = _END.search(name)
         if end is None:

@@ -23,6 +23,8 @@ from ckptool.tensors.reading import LazyTensor
 
 _WEIGHT: Final = ".weight"
 _OF_KOHYA: Final = "lora_"
+_OF_ANOTHER: Final = "Give the model that the adapter was made for."
+_SETTINGS_TURN: Final = "It fits the other way round: copy adapter_config.json, too, if it says so (fan_in_fan_out)."
 _PLAIN_FIRST: Final = "Quantised weights become plain with `dequantize=True`."
 
 
@@ -245,6 +247,7 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
     if not is_product or not (is_turned or (is_plain and not pair.is_embedding)) or not has_rows:
         beside = "" if magnitude is None else f", and a magnitude of {list(magnitude.shape)}"
         fact = f"{key!r} has {list(down)} and {list(up)}{beside}, and {name!r} in the base is {list(shape)}"
-        raise refused(adapter.checkpoint, fact)
+        is_other_way = full[1::-1] == shape and not adapter.turns
+        raise refused(adapter.checkpoint, fact, _SETTINGS_TURN if is_other_way else _OF_ANOTHER)
     parts = [pair.down, pair.up, *filter(None, [magnitude])]
     return _Change(adapter, pair, parts, pair.scale * weight, is_turned, saved)

@@ -15,6 +15,8 @@ from ckptool.names import renaming
 from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.tensor import TensorInfo
 
+_MEANT: Final = {"device": "to", "map_location": "to", "format": "form", "overwrite": "force", "prefix": "strip_prefix"}
+"""What people call the arguments of ``migrate``."""
 DeviceTags: TypeAlias = str | Mapping[str, str]
 """One tag for everything, or new tags by old ones, as ``map_location`` takes them: others stay."""
 
@@ -208,7 +210,11 @@ def changes_of(given: Changes | None, options: Mapping[str, Any], verb: str = "m
         raise ValueError(f"changes were given, and as keywords {', '.join(options)}: pass one or the other")
     unknown = [name for name in options if name not in Changes._fields]
     if unknown:
-        raise TypeError(f"{verb}() got an unexpected keyword argument {unknown[0]!r}")
+        from difflib import get_close_matches  # most names are right
+
+        meant = _MEANT.get(unknown[0]) or next(iter(get_close_matches(unknown[0], Changes._fields, 1)), None)
+        near = f": did you mean {meant!r}?" if meant else ""
+        raise TypeError(f"{verb}() got an unexpected keyword argument {unknown[0]!r}{near}")
     changes = Changes(**options) if given is None else given
     check_arguments(Changes, changes._asdict())
     if not isinstance(changes.dtype, str | None) and "dtype" not in type(changes.dtype).__name__.lower():

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import some
+from ckptool.names.missing import by_likeness
 from ckptool.names.wrappers import ANYWHERE, BY_HEAD, DATA_PARALLEL, HEADS, Wrapper
 
 Rule = Callable[[Sequence[str]], Sequence[str | None]]
@@ -82,9 +83,11 @@ def strip_prefix(prefix: str) -> Rule:
 
 def _without_head(head: str, names: Sequence[str]) -> list[str]:
     if not any(name.startswith(head) for name in names):
+        begins = by_likeness(head.rstrip("."), dict.fromkeys(name.partition(".")[0] for name in names if "." in name))
         raise MigrationRefused(
             f"no name begins with {head!r}; the first is {names[0]!r}" if names else "there are no names",
             kind="no-such-prefix",
+            hint=f"They begin with {some(list(map(repr, begins)))}." if begins else None,
         )
     bare = next((name for name in names if not name.startswith(head) or name == head), None)
     if bare is not None:

@@ -116,6 +116,31 @@ def test_options_that_people_try_are_answered_with_the_whole_command(
     assert run(*command.split(), "--out-dir", str(tmp_path)).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["diff", FIXTURE, FIXTURE, "--tolerance", "1e-3"], "Did you mean '--atol'?"),
+        (["check", "--safe", FIXTURE], "Did you mean '--only safe'?"),
+        (["migrate", FIXTURE, "--strip"], "Did you mean '--strip-module'?"),
+        (["--check", FIXTURE], "Did you mean 'check'?"),
+        (["migrate", FIXTURE, "-o", "x.pth"], "DST is the second path, without an option."),
+    ],
+)
+def test_what_people_try_is_answered_with_what_there_is(words: list[str], answer: str) -> None:
+    found = run(*words)
+    assert (found.exit_code, found.stdout) == (2, "")
+    option = next(word for word in words if word.startswith("-"))
+    assert f"No such option '{option}'. {answer}" in found.stderr
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check", "diff", "stat", "scan", "migrate", "merge", "recover", "explain"])
+def test_a_verb_without_its_arguments_shows_an_example(verb: str) -> None:
+    found = run(verb)
+    assert found.exit_code == 2
+    assert "Missing " in found.stderr
+    assert f"For example: ckptool {verb} " in found.stderr.replace("ckptool model.pth", "ckptool inspect model.pth")
+
+
 def test_an_option_of_the_verb_itself_stays_the_nearest() -> None:
     assert "Did you mean '--device-check'?" in run("check", FIXTURE, "--device", "cuda").stderr
 

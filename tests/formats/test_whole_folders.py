@@ -259,6 +259,23 @@ def test_a_deep_check_compares_the_values_of_the_same_weights_in_two_forms(tmp_p
     assert (found.severity, found.message.endswith(f"values that were not compared: {name}")) == ("info", True)
 
 
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ([], "Copy the folder again, with its files."),
+        (["README.md", "adapter_config.json"], "Copy the weights, too (adapter_model.safetensors)."),
+        (["config.json", "tokenizer.json"], "Copy the weights, too (model.safetensors)."),
+        (["README.md"], "Name a file in it: README.md"),
+    ],
+)
+def test_a_folder_without_weights_is_said_to_lack_them(files: list[str], hint: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    done = invoke(["inspect", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"Hint: {hint}" in done.stderr
+
+
 def test_an_adapter_says_what_it_adapts(tmp_path: Path) -> None:
     write(tmp_path / "adapter_model.safetensors", weights())
     config = {"peft_type": "LORA", "base_model_name_or_path": "someone/tiny", "r": 8, "lora_alpha": 16,

@@ -274,7 +274,7 @@ REFUSED: dict[str, tuple[Tensors, dict[str, Any] | None, str]] = {
     "biases": (pair() | {"base_model.model.m.q.lora_B.bias": torch.ones(12)}, None, "lora_B.bias"),
     "a saved module of another shape": ({**pair(), "base_model.model.m.q.bias": torch.ones(13)}, None, r"\[13\]"),
     "floats of 8 bits": ({name: one.to(torch.float8_e5m2) for name, one in pair().items()}, None, "no plain floats"),
-    "a whole model": ({"m.q.weight": torch.ones(12, 10)}, None, "no part of a plain pair"),
+    "a whole model": ({"m.q.weight": torch.ones(12, 10)}, None, "none of its 1 tensor is one of a pair"),
     "modules alone": ({"base_model.model.m.q.weight": torch.ones(12, 10)}, None, "no pair"),
     "one saved for two adapters": (
         {**pair(), **{f"base_model.model.m.q.modules_to_save.{one}.bias": torch.ones(12) for one in "ab"}},
@@ -292,9 +292,15 @@ REFUSED: dict[str, tuple[Tensors, dict[str, Any] | None, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_by_name(name: str, tmp_path: Path) -> None:
     tensors, settings, words = REFUSED[name]
-    with pytest.raises(MigrationRefused, match=words):
+    with pytest.raises(MigrationRefused, match=words) as caught:
         ckptool.merge(base(tmp_path), tmp_path / "o.safetensors", lora=adapter(tmp_path / "a", tensors, settings))
     assert not (tmp_path / "o.safetensors").exists()
+    hints = {
+        "a whole model": "that is the base, and `lora=` takes the adapter",
+        "another shape": "the model that the adapter was made for",
+        "turned round": "fan_in_fan_out",
+    }
+    assert hints.get(name, "") in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("ties", [True, False, None])

@@ -48,7 +48,9 @@ def test_both_at_once_are_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_keyword_that_there_is_not_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"migrate\(\) got an unexpected keyword argument 'device'"):
+    with pytest.raises(
+        TypeError, match=r"migrate\(\) got an unexpected keyword argument 'device': did you mean 'to'\?"
+    ):
         migrate(source, tmp_path / "b.pth", device="cpu")  # type: ignore[call-arg]
 
 

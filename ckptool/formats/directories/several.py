@@ -23,7 +23,7 @@ from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoin
 from ckptool.formats import slices
 from ckptool.formats.directories import pointers
 from ckptool.formats.directories.side_by_side import TreeBuilder, nested
-from ckptool.formats.filenames import PIPELINE, Candidate
+from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.members import holds_tensors, listed, member, shard, with_weights
 from ckptool.formats.probe import Probe
@@ -42,6 +42,8 @@ _MOST: Final = 64
 """How many are opened to see which of them is meant."""
 _SHOWN: Final = 4
 _CONFIG: Final = "config.json"
+_ANNOUNCED: Final = {ADAPTER: "adapter_model.safetensors", _CONFIG: "model.safetensors", PIPELINE: "its folders"}
+"""Small files that lie beside weights, and how these are called."""
 """Models have one; what has no weights calls it otherwise."""
 _WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
 
@@ -189,12 +191,14 @@ def no_checkpoint(folder: FolderSource) -> FileUnavailable:
     if names:
         shown = some([*map(system.quoted, names)], _SHOWN)
         fact = f"a directory with {'one file' if len(names) == 1 else counted(len(names), 'file')}, none a checkpoint"
-        return FileUnavailable(fact, kind="directory", hint=f"Name a file in it: {shown}")
+        weights = next((name for said, name in _ANNOUNCED.items() if said in folder.files), None)
+        hint = f"Copy the weights, too ({weights})." if weights is not None else f"Name a file in it: {shown}"
+        return FileUnavailable(fact, kind="directory", hint=hint)
     folders = some([*map(system.quoted, folder.folders)], _SHOWN)
     return FileUnavailable(
         "a directory without files",
         kind="directory",
-        hint=f"Name a file in one of its folders: {folders}" if folders else None,
+        hint=f"Name a file in one of its folders: {folders}" if folders else "Copy the folder again, with its files.",
     )
 
 
