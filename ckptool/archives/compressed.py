@@ -113,7 +113,7 @@ _KINDS: Final = (
 )
 RAW: Final = {
     8: Compression("deflate", b"", _zlib(-15)),
-    12: Compression("bzip2", b"BZh", _bz2),
+    12: Compression("bzip2", b"", _bz2),
     14: Compression("lzma", b"", _LzmaOfZip),
 }
 """Ways to compress a member of a zip, by their numbers there: of those that need nothing else to be unpacked."""
@@ -230,16 +230,16 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
+                if not kind.magic:
+                    break  # of a part of a zip, behind which others follow
                 if kind.name == "gzip":  # Python's goes on behind zeros, wherever they end
                     pending = pending.lstrip(b"\0")
-                    if not pending:
-                        continue
-                is_either = bool(kind.magic) and kind.name in _OF_LZMA
-                if is_either and not pending.strip(b"\0"):
-                    pending = b""
+                if not pending.strip(b"\0"):
+                    pending = b""  # padding after the last member, as tar on tape leaves it
                     continue
-                if not is_either and not (kind.magic and pending.startswith(kind.magic[:1])):
-                    break  # padding after the last member, as tar on tape leaves it
+                is_either = kind.name in _OF_LZMA
+                if not is_either and not pending.startswith(kind.magic[:1]):  # some readers pass over it
+                    raise MalformedFile(f"bytes that are no {kind.name} follow it", kind=f"damaged-{kind.name}")
                 unpacker = (_lzma(_AUTO) if is_either else kind.start)()
             is_full = True
             while is_full and not unpacker.eof:

@@ -123,13 +123,15 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
     tars = {id(one.source) for one in checkpoint.archives if one.source.read(0, len(LOCAL_MAGIC)) != LOCAL_MAGIC}
     read = {id(stream.source) for stream in checkpoint.streams if stream.start == 0}
     shards = (shard.source for shard in checkpoint.shards)
-    sources = (checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards)
+    own = (stream.source for stream in checkpoint.streams if checkpoint.member is not None)
+    sources = (checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards, *own)
     for source in {id(one): one for one in sources}.values():
         if id(source) not in read:
             search.beginning(source)
         if id(source) not in tars:
             search.as_tar(source)
         search.ending(source)
+        search.flatbuffer(source)
     parts = (checkpoint.member or "").split("::")
     for archive in checkpoint.archives[-1:]:  # it is a member of this one, unless it is this one
         for name in ("::".join(parts[at:]) for at in range(len(parts))):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import itertools
 import lzma
 import os
 import pickle
 import tarfile
+import warnings
 import zipfile
 import zlib
 from functools import partial
@@ -591,6 +593,18 @@ def two_directories() -> bytes:
     return body + directory + record + other + last
 
 
+def flatbuffer_in_a_pickle() -> bytes:
+    """Return a pickle of bytes that is a flatbuffer, too, whose first offset is the opcode and the length of a text."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        script = torch.jit.script(torch.nn.Linear(2, 3))
+        found = script._save_to_buffer_for_lite_interpreter(_use_flatbuffer=True)
+    moved = (0x408C - int.from_bytes(found[:4], "little")) // 8 * 8
+    text = b"\0\0PTMF".ljust(0x40, b"\0")
+    data = bytes(moved + 8 - len(text) - 2 - 2 - 5) + found[8:]
+    return b"\x8c\x40" + text + b"0(B" + pack("<I", len(data)) + data + b"l."
+
+
 XZ, ALONE = (partial(lzma.compress, format=kind) for kind in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE))
 RUN_BY_SOME = {
     "zlib of ascii": lambda: of_ascii(RUN_BEHIND),
@@ -622,6 +636,11 @@ RUN_BY_SOME = {
     "an array by an escape": lambda: array_of(r"\x4f", b"cmypkg\nrun\n\xff"),
     "a member called like a folder": lambda: zip_file({"a.npy": NUMBERS, "b/": OBJECTS}),
     "an array behind padding": array_behind_padding,
+    "a pickle behind zlib": lambda: zlib.compress(pickled({"a": 1})) + RUN_BEHIND,
+    "a pickle behind bzip2": lambda: bz2.compress(pickled({"a": 1})) + RUN_BEHIND,
+    "native code in a zip of torch": lambda: torch_zip(
+        {"a": 1}, members={"archive/data/aotinductor/model/x.wrapper.so": b"\x7fELF"}
+    ),
 }
 
 
@@ -641,6 +660,7 @@ def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(t
     for kind in (one for one in RUN_BY_SOME if one.startswith(("lzma behind xz", "lzma behind nothing", "lzma of"))):
         with lzma.open(io.BytesIO(RUN_BY_SOME[kind]())) as found:
             assert found.read() == RUN_BEHIND
+    assert bz2.BZ2File(io.BytesIO(RUN_BY_SOME["a pickle behind bzip2"]())).read() == pickled({"a": 1})
     (tmp_path / "x.pt").write_bytes(array_behind_padding())
     with np.load(tmp_path / "x.pt", allow_pickle=True) as found:
         assert found["archive/data/" + "k" * 220] == os.getpid()
@@ -650,6 +670,17 @@ def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(t
     for kind in ("a zip whose headers say that it is stored", "a zip behind many headers"):
         with zipfile.ZipFile(io.BytesIO(RUN_BY_SOME[kind]())) as opened:
             assert opened.read("a") == RUN_BEHIND
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_a_program_in_what_another_loader_reads_as_data_is_said(tmp_path: Path) -> None:
+    twofold = flatbuffer_in_a_pickle()
+    (tmp_path / "x.pt").write_bytes(twofold)
+    assert torch.jit.load(tmp_path / "x.pt")(torch.ones(2)).shape == (3,)
+    assert len(pickle.loads(twofold)) == 1
+    exported = torch_zip({"a": 1}, members={"serialized_exported_program.json": b"{}"})
+    for data in (twofold, zip_file({"x": twofold}), exported):
+        assert check(data).grade not in ("data", "system")
 
 
 def test_texts_that_begin_like_zlib_are_passed_over(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ _OF_PROGRAMS: Final = (
 )
 """Ends of the names of programs;"""
 _FOLDERS: Final = ("/models/", "/aotinductor/")
-"""folders of others, in what remains of an exported one."""
+"""folders of others."""
+_FLATBUFFER: Final = b"PTMF"
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
 _LONGEST_MAGIC: Final = 48
@@ -152,8 +153,7 @@ class Search:
         self._of_file(source)
         if where is _FILE or not tars.is_tar(head):  # that ends with a member, which is looked at by itself
             self.ending(source, where)
-        if head[4:8] == b"PTMF":  # TorchScript in a flatbuffer
-            self.programs(source, where.record)
+        self.flatbuffer(source, where.record)
         if self._packed(source, head, where):
             return
         if holders.is_json(head) or head.isspace():
@@ -342,9 +342,7 @@ class Search:
             ends = range(part.start, min(part.stop, part.start + PADDING_NBYTES), _STEP)
             is_padding = not any(source.read(at, min(_STEP, part.stop - at)).strip(b"\0") for at in ends)
             if not is_padding or len(part) > PADDING_NBYTES:
-                self.miss(
-                    f"{record or 'the file'}: {len(part):,} bytes at {part.start:,} that are no part of its format"
-                )
+                self.miss(f"{record or 'the file'}: {len(part):,} bytes at {part.start:,}, no part of its format")
 
     def as_tar(self, source: Source, where: Place = _FILE) -> None:
         """Look at what is read as something else as a tar, too, if it is one: ``torch.load`` asks for that first."""
@@ -498,14 +496,18 @@ class Search:
 
     # Programs
 
+    def flatbuffer(self, source: Source, record: str = "") -> None:
+        """Look at the TorchScript of a flatbuffer, which a file of any kind may be as well."""
+        if source.nbytes > len(_FLATBUFFER) + 4 and source.read(4, len(_FLATBUFFER)) == _FLATBUFFER:
+            self.programs(source, record)
+
     def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
         """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
         if isinstance(found, Archive):
             self.foreign(record, other_programs.among(found, found.head))
         if isinstance(found, (Archive, Remnant)):
-            folders = _FOLDERS if isinstance(found, Remnant) else ()
-            lowered = (name.lower() for name in (found if isinstance(found, Archive) else [found.name]))
-            if not any(name.endswith(_OF_PROGRAMS) or any(map(name.__contains__, folders)) for name in lowered):
+            lowered = (f"/{name.lower()}" for name in (found if isinstance(found, Archive) else [found.name]))
+            if not any(name.endswith(_OF_PROGRAMS) or any(map(name.__contains__, _FOLDERS)) for name in lowered):
                 return
         from ckptool.formats.runnable import programs  # few hold some
 

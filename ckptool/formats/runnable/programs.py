@@ -41,7 +41,7 @@ _MOST_READ: Final = 1 << 28
 """Bytes of programs that are looked at in one archive."""
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
-_EXPORTED: Final = "/archive_format"
+_EXPORTED: Final = ("/archive_format", "/serialized_exported_program.json")
 EXPORTED: Final = "an exported program"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
@@ -79,7 +79,7 @@ def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True)
         yield of_kind("TorchScript", record)
     if is_exported:
         yield from [of_kind(EXPORTED, record)] if is_whole else ()
-        yield from islice(_compiled(names, record), _MOST_ACTS)
+    yield from islice(_compiled(names, record), _MOST_ACTS)
     left, unread, found = _MOST_READ, 0, 0
     for name, nbytes, opened in members:
         if not _is_program(name, is_exported=is_exported):
