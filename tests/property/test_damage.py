@@ -1,7 +1,8 @@
 """
 Whatever happens to a file, opening it and reading all its tensors gives a result or a CkptoolError, nothing else.
 
-Small files are damaged at every byte, by one bit; Hypothesis makes others of any bytes, and of the words of torch's own pickles.
+Small files are damaged at every byte, by one bit; Hypothesis makes others of any bytes, and of the words of torch's own
+pickles.
 """
 
 from __future__ import annotations
