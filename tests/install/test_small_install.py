@@ -94,7 +94,7 @@ def _pythons(version: str) -> Iterator[Path]:
         yield Path(found)
 
 
-def _python(version: str) -> Path:
+def python_of(version: str) -> Path:
     """Return an interpreter of a release that can make environments."""
     for python in _pythons(version):
         asked = run(python, "-c", "import venv, sys; print(*sys.version_info[:2], sep='.')", folder=Path.home())
@@ -111,7 +111,7 @@ def environment(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Return a new environment with the wheel, and what pip brings with it."""
-    python = _python(request.param)
+    python = python_of(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     made = run(python, "-m", "venv", "--without-pip", folder / "environment", folder=folder)
     assert made.returncode == 0, made.stderr

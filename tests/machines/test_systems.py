@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import golden
+from tests.install.test_small_install import PYTHONS, python_of
 from tests.machines.wine import ROOT, Unavailable, Windows
 
 MAKE = ["-m", "tests.golden", "--print", "--bare", "--every", "4"]
@@ -71,3 +72,17 @@ def test_tests_pass_on_windows(windows: Windows) -> None:
 def test_every_verb_makes_of_the_fixtures_on_a_simulated_macos_what_it_makes_here(here: dict[str, golden.Fact]) -> None:
     macos = [Path(__file__).with_name("macos"), ROOT]
     same(here, made_by(sys.executable, PYTHONPATH=os.pathsep.join(map(str, macos))))
+
+
+@pytest.mark.install
+@pytest.mark.parametrize("version", [version for version in PYTHONS if version != "3.11"])
+def test_every_verb_makes_of_the_fixtures_on_other_pythons_what_it_makes_here(
+    here: dict[str, golden.Fact], version: str, tmp_path: Path
+) -> None:
+    # The oldest Python has the oldest packages that are promised.
+    pins = "minima.txt" if version == PYTHONS[0] else "constraints.txt"
+    python = python_of(version)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--python-version", version]
+    packages = ["click", "tabulate", "safetensors", "zstandard"]
+    subprocess.run([*command, "--target", tmp_path, "-c", ROOT / "tests" / pins, *packages], check=True)
+    same(here, made_by(python, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])))

@@ -1,5 +1,6 @@
-"""Hides what Wine shows of the system beneath it: a Windows has no ``/proc`` and no ``/sys``."""
+"""Hides the ``/proc`` and ``/sys`` of the system beneath Wine, as no Windows has them, and what Wine lacks."""
 
+import _winapi
 import builtins
 import io
 import os
@@ -32,3 +33,5 @@ for _name in ("open", "stat", "lstat", "listdir", "scandir", "readlink", "access
 for _name in ("exists", "isfile", "isdir", "lexists"):
     setattr(os.path, _name, _hiding(getattr(os.path, _name), lambda path: False))
 builtins.open = io.open = _hiding(open, _refuse)
+
+del _winapi.CopyFile2  # with which `shutil` copies; Wine 8 ends a process that calls it
