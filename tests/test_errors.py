@@ -17,6 +17,7 @@ from ckptool import CkptoolError, Limits, errors, migrate, open_checkpoint
 from ckptool.cli.text import with_options
 from tests import build, zip_bytes
 from tests.each import each
+from tests.missing import on_windows
 from tests.program import invoke
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
@@ -216,6 +217,7 @@ def test_an_error_is_about_the_file_that_is_known_first() -> None:
     assert (path_of("inner.pth"), path_of(None)) == ("inner.pth", "outer.pth")
 
 
+@on_windows("its paths are text")
 def test_a_path_that_is_no_text_leaves_a_message_that_is() -> None:
     path = os.fsdecode(b"a/\xff.pth")
     error = CkptoolError("it is not there", path=path)

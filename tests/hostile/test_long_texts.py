@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_json_in_pieces_is_the_json_of_the_whole(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "ckptool", "inspect", "--json", str(path), *more], capture_output=True, check=False
         )
-        assert done.stdout.decode() == json.dumps(json.loads(done.stdout)) + "\n"
+        assert done.stdout.decode().replace(os.linesep, "\n") == json.dumps(json.loads(done.stdout)) + "\n"
 
 
 def test_metadata_is_cut_in_json(tmp_path: Path) -> None:

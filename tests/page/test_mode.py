@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import ckptool
+from tests.missing import on_windows
 from tests.program import invoke
 
 ROOT = Path(ckptool.__file__).parents[1] / "fixtures"
 
 
+@on_windows("it has no modes for groups and others")
 @pytest.mark.parametrize(
     ("kind", "mode"), [("one", 0o644), ("one", 0o640), ("two", 0o600), ("folder", 0o600), ("refused", 0o600)]
 )
