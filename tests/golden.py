@@ -55,9 +55,9 @@ def _written(out: Path, name: str, *arguments: str) -> Fact:
     fact = _said(out, *arguments)
     made = out / name
     if made.is_dir():
-        fact["files"] = {str(one.relative_to(made)): _digest(one) for one in sorted(made.rglob("*")) if one.is_file()}
+        fact["files"] = {str(one.relative_to(made)): digest(one) for one in sorted(made.rglob("*")) if one.is_file()}
     elif made.exists():
-        fact["files"] = {"": _digest(made)}
+        fact["files"] = {"": digest(made)}
     left = sorted(one.name for one in out.iterdir() if one.name != name)
     if left:
         fact["left"] = left
@@ -117,7 +117,7 @@ def _findings(value: Any) -> Iterator[dict[str, Any]]:
             yield from _findings(one)
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
