@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckptool
-from ckptool.torch_ops import needed
+from ckptool.torch_ops.packages import needed
 from tests import build
 
 COMMAND = "pip install 'ckptool[torch]'"
@@ -170,7 +170,7 @@ def test_a_torch_that_does_not_start_is_not_called_missing(raised: str, said: st
 
 def test_other_packages_are_named_with_what_installs_them() -> None:
     with pytest.raises(ckptool.MissingPackage) as caught:
-        needed.needed("no_such_package.inside", "no-such-package", "no-such-package")
+        needed("no_such_package.inside", "no-such-package", "no-such-package")
 
     assert caught.value.package == "no-such-package"
     assert caught.value.message == "this needs no-such-package, which is not installed: pip install no-such-package"
