@@ -140,8 +140,13 @@ def as_ours(error: Exception) -> CkptoolError:
     return CkptoolError(f"{type(error).__name__}: {error}", kind="unforeseen")
 
 
+_SHARING_VIOLATION: Final = 32  # ERROR_SHARING_VIOLATION of Windows
+
+
 def reason_of(error: OSError) -> str:
     """Return why the system refused something."""
+    if getattr(error, "winerror", None) == _SHARING_VIOLATION:
+        return "another program has it open"
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 

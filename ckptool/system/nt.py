@@ -25,7 +25,8 @@ assert sys.platform == "win32"  # for mypy
 
 _MOST_NBYTES: Final = 1 << 30
 _READ: Final = 0x8010_0000  # GENERIC_READ, SYNCHRONIZE
-_WRITE: Final = 0x4001_0000  # GENERIC_WRITE, DELETE: it can be renamed
+_WRITE: Final = 0x4000_0000  # GENERIC_WRITE
+_RENAME: Final = 0x1_0000  # DELETE: those who share no deletion cannot open it
 _SHARED: Final = 7  # FILE_SHARE_READ, _WRITE, _DELETE
 _CREATE_NEW: Final = 1
 _OPEN_EXISTING: Final = 3
@@ -268,7 +269,7 @@ def _memory() -> ctypes.Array[ctypes.c_uint64]:
 
 
 def open_new(path: str, mode: int) -> int:  # noqa: ARG001 - there are no modes
-    return _descriptor(_created(path, _READ | _WRITE, _CREATE_NEW), os.O_RDWR)
+    return _descriptor(_created(path, _READ | _WRITE | _RENAME, _CREATE_NEW), os.O_RDWR)
 
 
 def open_nameless(folder: str, mode: int) -> int | None:  # noqa: ARG001
@@ -301,18 +302,22 @@ def give_name(fd: int, old: str | None, path: str) -> None:  # noqa: ARG001
     _patiently(os.rename, old, path)
 
 
-def replace(fd: int, old: str, path: str) -> None:
-    """
-    Give an open file the name of another in one step.
-
-    Those who have that one open keep it if they share deletion, on file systems that know this. Elsewhere it fails
-    while anybody has it open.
-    """
-    text = ctypes.create_unicode_buffer(path)
-    head = struct.pack("IxxxxPI", _REPLACE_OPEN, 0, ctypes.sizeof(text) - ctypes.sizeof(ctypes.c_wchar))
-    renaming = head + bytes(text)
-    if not _KERNEL.SetFileInformationByHandle(_handle(fd), _RENAME_INFORMATION, renaming, len(renaming)):
-        _patiently(os.replace, old, path)
+def replace(fd: int, old: str, path: str, aside: str) -> None:
+    name = ctypes.create_unicode_buffer(path)
+    renaming = struct.pack("@IPI", _REPLACE_OPEN, 0, ctypes.sizeof(name) - 2) + bytes(name)  # FILE_RENAME_INFO
+    if _KERNEL.SetFileInformationByHandle(_handle(fd), _RENAME_INFORMATION, renaming, len(renaming)):
+        return
+    with suppress(PermissionError):
+        os.replace(old, path)
+        return
+    _patiently(os.rename, path, aside)
+    try:
+        os.rename(old, path)
+    except OSError:
+        os.rename(aside, path)
+        raise
+    with suppress(OSError):
+        os.unlink(aside)
 
 
 def rename(old: str, path: str) -> None:

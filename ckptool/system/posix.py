@@ -261,8 +261,13 @@ def give_name(fd: int, old: str | None, path: str) -> None:
         os.rename(old, path)  # a file system without hard links, as on most USB sticks
 
 
-def replace(fd: int, old: str, path: str) -> None:  # noqa: ARG001 - Windows needs it
-    """Give an open file the name of another in one step. On Windows it may fail while others have that one open."""
+def replace(fd: int, old: str, path: str, aside: str) -> None:  # noqa: ARG001 - Windows needs them
+    """
+    Give an open file the name of another in one step.
+
+    Some file systems on Windows cannot replace a file that somebody has open: it is renamed to ``aside`` just before,
+    and removed. It fails where those who have it open do not share deletion.
+    """
     os.replace(old, path)
 
 

@@ -6,7 +6,8 @@ Write the output: files that get their name, which ``target`` chose, only when t
 2. It gets its name by one link or rename, so nobody ever sees half a file. An old file keeps the name until then.
 3. It takes over the old file's mode and, where the system allows, its owner and extended attributes. A new one is for
    nobody who may not read or write each file of its source (``mode_of``).
-4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes.
+4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes; on Windows it
+   may be an old file that was moved aside, ``….old``, which gets its name back.
 5. Another name of the old file, a hard link, keeps the old file; ``other_names`` counts them.
 """
 
@@ -261,7 +262,7 @@ class Output(Closing):
             # A file without a name can only get one that is free: over an old file it goes in two steps.
             self._temporary = parts.new_name(self.path)
             system.give_name(self._fd, None, self._temporary)
-        system.replace(self._fd, self._temporary, self.path)
+        system.replace(self._fd, self._temporary, self.path, parts.new_name(self.path, parts.OLD_END))
         sync_folder(self._folder)
 
     def _exists(self) -> OutputExists:

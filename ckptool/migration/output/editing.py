@@ -177,7 +177,8 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
         OutputFailed: The system does not open it.
     """
     if not system.CAN_EDIT:
-        raise not_in_place("this system cannot edit files in place")
+        hint = "Recover it on Linux or macOS, where it was edited." if recovering else _COPY
+        raise MigrationRefused("files are not edited in place on Windows", kind="not-in-place", path=path, hint=hint)
     _refuse_kind(path)
     try:
         fd = system.open_writing(path)

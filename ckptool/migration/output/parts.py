@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from ckptool import system
 _MARK = ".ckptool-"
 _END = ".part"
 OLD_END = ".old"
-"""Of a folder that was moved aside for a new one."""
+"""Of what was moved aside for a new one: folders, and files that the system cannot replace while they are open."""
 _NAME_CHARACTERS = 48
 """How much of the output's name the temporary one repeats: it must not become too long where that is not."""
 _MOST_TRIES = 10
@@ -47,7 +47,7 @@ def remove_orphans(folder: str, name: str) -> None:
     """
     Remove what killed processes left of this output: parts whose process is gone, and that nobody holds.
 
-    A folder that was moved aside gets its name back, where nothing has it.
+    What was moved aside gets its name back, where nothing has it.
     """
     head = _head(name)
     try:
@@ -96,20 +96,18 @@ def _remove_unheld(path: str, output: str) -> None:
         is_ours = system.lock(fd)
         if is_ours is False or (is_ours is None and time.time() - status.st_mtime < _ABANDONED_SECONDS):
             return
-        if stat.S_ISREG(status.st_mode):
-            os.unlink(path)
-        elif stat.S_ISDIR(status.st_mode):
-            _remove_or_restore(path, output)
+        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+            _remove_or_restore(path, output, os.unlink if stat.S_ISREG(status.st_mode) else remove_folder)
     finally:
         os.close(fd)
 
 
-def _remove_or_restore(path: str, output: str) -> None:
-    """Remove a folder; one that was moved aside gets its name back where nothing has it, or stays if it is unknown."""
+def _remove_or_restore(path: str, output: str, remove: Callable[[str], None]) -> None:
+    """Remove what is left; what was moved aside gets its name back where nothing has it, or stays if it is unknown."""
     if not path.endswith(OLD_END):
-        remove_folder(path)
+        remove(path)
     elif len(os.path.basename(output)) <= _NAME_CHARACTERS:
         if os.path.lexists(output):
-            remove_folder(path)
+            remove(path)
         else:
             system.rename(path, output)
