@@ -20,7 +20,7 @@ from tests.machines.wine import ROOT, Unavailable, Windows
 
 MAKE = ["-m", "tests.golden", "--print", "--bare", "--every", "4"]
 
-PASS_ON_WINDOWS = ["tests/archives", "tests/names"]
+PASS_ON_WINDOWS = ["tests/archives", "tests/names", "tests/migration/test_any_system.py"]
 
 
 @pytest.fixture(scope="module")
