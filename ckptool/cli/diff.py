@@ -72,6 +72,8 @@ def diff(a: str, b: str, **options: Any) -> None:
         others = any(count for kind, count in report.counts.items() if kind not in ("names", "order"))
         if not others and report.only_a and len(report.only_a) == len(report.only_b):
             _say_how_to_align(a, b, options["key_a"], options["key_b"])
+        if report.dtypes and (report.shapes or report.only_a or report.only_b):
+            _say_how_to_dequantise(a, b)
     sys.exit(result.exit_code)
 
 
@@ -91,6 +93,19 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
         command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
         if command is not None:
             say(f"Hint: To compare them, give a copy of B the names of A.\nRun: {show(command)}", err=True)
+
+
+def _say_how_to_dequantise(a: str, b: str) -> None:
+    """Print the command that makes the one that is quantised plain, if the other is not."""
+    from ckptool.checking.advice import dense  # most differ in something else
+    from ckptool.formats.json_beside import quantization_of
+
+    with suppress(Failure), open_checkpoint(a) as one, open_checkpoint(b) as other:
+        found = [checkpoint for checkpoint in (one, other) if quantization_of(checkpoint) is not None]
+        command = dense(found[0]).command if len(found) == 1 else None
+        if command is not None:
+            fact = f"{show(found[0].path)} is quantised: to compare what its values stand for, make it plain first."
+            say(f"Hint: {fact}\nRun: {show(command)}", err=True)
 
 
 class _Compared(Result):

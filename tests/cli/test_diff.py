@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -137,3 +138,18 @@ def test_no_command_aligns_what_has_other_tensors(tmp_path: Path) -> None:
     torch.save({"b.weight": torch.ones(7), "c.scale": torch.ones(9)}, tmp_path / "b.pth")
 
     assert "Run: " not in invoke(["diff", str(tmp_path / "a.pth"), str(tmp_path / "b.pth")]).output
+
+
+def test_what_is_quantised_on_one_side_alone_has_a_hint(tmp_path: Path) -> None:
+    weight, scale = torch.randn(4, 8), torch.rand(4, 1)
+    quantised = {"m.weight": (weight / scale).to(torch.float8_e4m3fn), "m.weight_scale": scale}
+    torch.save(quantised, tmp_path / "q.pth")
+    torch.save({"m.weight": weight}, tmp_path / "plain.pth")
+    for pair in (("q.pth", "plain.pth"), ("plain.pth", "q.pth")):
+        found = program.run("diff", *(tmp_path / name for name in pair), code=1)
+        (command,) = re.findall("Run: ckptool (.*)", found.stderr)
+        assert f"{tmp_path / 'q.pth'} is quantised: to compare what its values stand for" in found.stderr
+        assert shlex.split(command) == ["migrate", str(tmp_path / "q.pth"), "--form", "state_dict", "--dequantize"]
+    torch.save({"m.weight": weight.double(), "more": weight}, tmp_path / "other.pth")
+    assert "Hint" not in program.run("diff", tmp_path / "plain.pth", tmp_path / "other.pth", code=1).stderr
+    assert "Hint" not in program.run("diff", tmp_path / "q.pth", tmp_path / "q.pth").stderr

@@ -276,6 +276,16 @@ def test_a_folder_without_weights_is_said_to_lack_them(files: list[str], hint: s
     assert f"Hint: {hint}" in done.stderr
 
 
+def test_an_adapter_without_its_settings_is_told_of(tmp_path: Path) -> None:
+    pair = {f"base_model.model.q.lora_{one}.weight": torch.ones(2, 2) for one in "AB"}
+    save_file({name: tensor.clone() for name, tensor in pair.items()}, tmp_path / "adapter_model.safetensors")
+    done = invoke(["check", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "CK166 an adapter of peft without 'adapter_config.json'" in done.output
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2}))
+    assert invoke(["check", str(tmp_path)]).exit_code == 0
+
+
 def test_an_adapter_says_what_it_adapts(tmp_path: Path) -> None:
     write(tmp_path / "adapter_model.safetensors", weights())
     config = {"peft_type": "LORA", "base_model_name_or_path": "someone/tiny", "r": 8, "lora_alpha": 16,
@@ -374,9 +384,10 @@ def test_of_several_none_is_chosen_and_all_are_listed(name: str, tmp_path: Path)
         ckptool.load(tmp_path)
     for candidate in caught.value.candidates:
         assert len(ckptool.load(candidate)) == 3
-    assert {one.severity for one in ckptool.check(tmp_path).findings} == {"info"}
+    for deep in (False, True):
+        grave = [one.code for one in ckptool.check(tmp_path, deep=deep).findings if one.severity != "info"]
+        assert grave == ["CK166"] * (name == "an adapter and a model")  # which has no settings
     assert "a folder of 2 checkpoints" in invoke(["inspect", str(tmp_path)]).output
-    assert ckptool.check(tmp_path, deep=True).worst == "info"
 
 
 def test_components_of_a_pipeline_are_one_checkpoint_and_each_is_one(tmp_path: Path) -> None:

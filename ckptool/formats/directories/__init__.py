@@ -178,7 +178,7 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
     remarks = [*parsed.remarks, *several.remarks(missing)]
     remarks += beside.without_weights(folder, choice, parsed)
     remarks += beside.missing_parts(folder)
-    remarks += beside.missing_of_trainer(folder)
+    remarks += beside.missing_files(folder)
     unread = [name for name, _ in parsed.unopened] if PIPELINE in folder.files else []  # of its components
     parsed = parsed._replace(remarks=tuple(remarks), absent=(*parsed.absent, *missing, *unread))
     return source, _with_beside(folder, parsed, used, choice, folders)

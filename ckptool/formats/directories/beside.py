@@ -130,8 +130,11 @@ def missing_parts(folder: FolderSource) -> Iterator[Remark]:
         yield Remark("CK164", what, "Download what is missing, if all components are needed.")
 
 
-def missing_of_trainer(folder: FolderSource) -> Iterator[Remark]:
-    """Yield which of the files are not there that a Trainer needs to go on, where others of them are."""
+def missing_files(folder: FolderSource) -> Iterator[Remark]:
+    """Yield which of the files are not there that a Trainer needs to go on, or peft to load an adapter."""
+    if ADAPTER not in folder.files and any(name.startswith("adapter_model.") for name in folder.files):
+        what = f"an adapter of peft without {ADAPTER!r}, which says what it is for, and how strong it is"
+        yield Remark("CK166", what, "Copy the folder again, with all of its files.")
     named = [*folder.files, *folder.folders]
     roles = {filenames.role_of(name) for name in named}
     if any(ENGINE.fullmatch(name) for name in named):
