@@ -38,6 +38,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return _skipped(report, item) if PACKAGES and report.failed else report
 
 
+def skip_if_missing(said: str) -> None:
+    """Skip a test if a command has said that a package is not installed, which is not."""
+    found = _ASKED.search(said) if PACKAGES else None
+    if found:
+        pytest.skip(f"needs {found[1] or found[2]}")
+
+
 def _skipped(report: Any, node: pytest.Item | pytest.Collector) -> Any:
     found = _ASKED.search(str(report.longrepr))
     if found:

@@ -166,7 +166,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
     code, shown = run([*CKPTOOL, "migrate", FIXTURE, "--out-dir", str(target)])
     assert (code, shown.count("\n")) == (2, 1)
-    assert shown in {f"Error: {target}: {reason}\n" for reason in ("not a directory", "no such file or directory")}
+    assert shown.startswith(f"Error: {tmp_path / 'file'}")
+    assert shown.endswith((": not a directory\n", ": file exists\n"))
 
 
 def test_rules_that_are_no_text_are_bad_usage(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def test_options_that_people_try_are_answered_with_the_whole_command(
     assert (found.exit_code, found.stdout) == (2, "")
     assert f"No such option '{option}'. {meant}" in found.stderr
     assert sorted(command.split()) == sorted(["migrate", FIXTURE, *options.split()])
-    assert run(*command.split(), "--out-dir", str(tmp_path)).exit_code == 0
+    done = run(*command.split(), "--out-dir", str(tmp_path))
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(

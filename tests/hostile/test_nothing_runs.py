@@ -25,15 +25,16 @@ ROOT = Path(__file__).parents[2]
 CORPUS = ROOT.parent / "shared" / "corpus" / "files"
 
 WATCH = """
-import importlib, json, os, pkgutil, sys, zlib
+import importlib, json, os, pkgutil, shlex, sys, zlib
 import encodings.cp437, encodings.raw_unicode_escape, encodings.utf_8_sig
 sys.path[:0] = sys.argv[1:3]
 import ckptool
 from ckptool import CkptoolError, open_checkpoint
 
+other_systems = ("posix", "linux", "macos") if sys.platform == "win32" else ("nt", "macos")
+made_of_others = ("ckptool.reference", "ckptool.cli", "ckptool.__main__", "ckptool.loading", "ckptool.torch_ops")
 for module in pkgutil.walk_packages(ckptool.__path__, "ckptool."):
-    made_of_others = ("ckptool.reference", "ckptool.cli", "ckptool.__main__", "ckptool.loading", "ckptool.torch_ops")
-    if not module.name.startswith(made_of_others):
+    if not module.name.startswith((*made_of_others, *(f"ckptool.system.{name}" for name in other_systems))):
         importlib.import_module(module.name)
 
 asked = json.load(sys.stdin)

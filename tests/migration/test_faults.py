@@ -60,9 +60,11 @@ def large(nbytes: int, storages: int = 4) -> bytes:
 # Processes that can be killed
 
 SERVER = """
-import json, os, resource, sys, time
+import contextlib, json, os, resource, sys, time
 sys.path.insert(0, sys.argv[1])
-import numpy, safetensors, zlib, concurrent.futures.thread
+import safetensors, zlib, concurrent.futures.thread
+with contextlib.suppress(ImportError):
+    import numpy
 import ckptool.archives.zips, ckptool.formats
 from ckptool.errors import CkptoolError
 from ckptool.migration.migrate import migrate

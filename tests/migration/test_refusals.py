@@ -50,6 +50,7 @@ def migrated(folder: Path, tree: Any, **options: Any) -> Any:
 def test_what_the_reference_library_refuses_or_finds_otherwise_is_not_published(
     other: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("numpy")  # without it, nothing is read back by that library
     (folder / "old.pth").write_bytes(build.torch_zip({"w": PLAIN}, {"0": build.floats()}))
     (folder / "other").write_bytes(other)
     opened = safetensors.safe_open
