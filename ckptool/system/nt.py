@@ -49,6 +49,8 @@ _SYNCHRONIZE: Final = 0x10_0000
 _NO_SUCH_PROCESS: Final = 87  # ERROR_INVALID_PARAMETER
 _LONGEST_PATH: Final = 1 << 15
 
+BLOCKS_NAMES = True
+
 _KERNEL: Final = ctypes.WinDLL("kernel32", use_last_error=True)
 _NT: Final = ctypes.WinDLL("ntdll")
 _KERNEL.CreateFileW.restype = wintypes.HANDLE
@@ -74,10 +76,6 @@ class _Overlapped(ctypes.Structure):
     _fields_ = (("unused", ctypes.c_void_p * 2), ("offset", ctypes.c_uint64), ("event", wintypes.HANDLE))
 
 
-class _Tag(ctypes.Structure):
-    _fields_ = (("attributes", wintypes.DWORD), ("tag", wintypes.DWORD))
-
-
 # Opening for reading
 
 
@@ -92,12 +90,10 @@ def open_folder(path: str) -> int:
 def open_at(folder: int | None, name: str) -> int:
     fd = _descriptor(_opened(folder, name, _LINK_ITSELF))
     try:
-        tag = _Tag()
-        place, nbytes = ctypes.byref(tag), ctypes.sizeof(tag)
-        _checked(_KERNEL.GetFileInformationByHandleEx(_handle(fd), _TAG_INFORMATION, place, nbytes))
-        if not tag.attributes & _IS_REPARSED:
+        tag = _tag_of(fd)
+        if not tag:
             return fd
-        if not tag.tag & _LEADS_ELSEWHERE:  # what opened it so would see what a filter of the system makes a file of
+        if not tag & _LEADS_ELSEWHERE:  # opened like this, it would be what a filter of the system makes the file of
             whole = _descriptor(_opened(folder, name, 0))
             if os.path.sameopenfile(fd, whole):
                 os.close(fd)
@@ -164,6 +160,14 @@ def _opened(folder: int | None, name: str, how: int) -> int:
         raise ctypes.WinError(_NT.RtlNtStatusToDosError(wintypes.DWORD(fail)))
     assert handle.value is not None
     return handle.value
+
+
+def _tag_of(fd: int) -> int:
+    """Return what kind of a reparse point something is; 0 if it is none."""
+    found = (wintypes.DWORD * 2)()
+    _checked(_KERNEL.GetFileInformationByHandleEx(_handle(fd), _TAG_INFORMATION, found, ctypes.sizeof(found)))
+    attributes, tag = found
+    return tag if attributes & _IS_REPARSED else 0
 
 
 def _descriptor(handle: int, flags: int = os.O_RDONLY) -> int:

@@ -37,6 +37,10 @@ _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 
 """Before, a mapping kept a descriptor of its file for itself."""
 
 
+BLOCKS_NAMES = False
+"""Whether most programs cannot rename a file over one that is open, as on Windows."""
+
+
 # Opening for reading
 
 
@@ -44,7 +48,8 @@ def open_reading(path: str) -> int:
     """
     Return a descriptor of what has a path, whatever it is: a pipe never blocks. No process that is started has it.
 
-    It is in nobody's way: the file can be replaced, renamed and removed meanwhile.
+    It is in nobody's way: the file can be written to, renamed, removed and replaced meanwhile; on Windows it can be
+    replaced by those who rename with POSIX semantics, or write into it.
     """
     return os.open(path, _FILE)
 

@@ -34,7 +34,8 @@ class _Waiting:
     """
     The file that the last poll found and did not load yet, kept open.
 
-    As long as it is open, no other file gets its inode number, and its status says whether it was written to.
+    As long as it is open, no other file gets its inode number, and its status says whether it was written to. On
+    Windows it is not kept: who saves again could not rename a file over it.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class _Waiting:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._status = -1, None
-        if path is not None:
+        if path is not None and not system.BLOCKS_NAMES:
             try:
                 self._fd = system.open_reading(path)
                 self._status = os.fstat(self._fd)
