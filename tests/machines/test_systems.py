@@ -20,7 +20,10 @@ from tests.machines.wine import ROOT, Unavailable, Windows
 
 MAKE = ["-m", "tests.golden", "--print", "--bare", "--every", "4"]
 
-PASS_ON_WINDOWS = ["tests/archives", "tests/names", "tests/migration/test_any_system.py"]
+PASS_ON_WINDOWS = [
+    *("tests/archives", "tests/names", "tests/migration/test_any_system.py"),
+    *("tests/sources/test_files.py", "tests/sources/test_windows.py"),
+]
 
 
 @pytest.fixture(scope="module")
