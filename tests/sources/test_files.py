@@ -114,7 +114,7 @@ def test_a_directory_without_a_checkpoint_says_what_is_in_it(tmp_path: Path) -> 
 
     error = unavailable(tmp_path)
     assert (error.kind, "6 files" in error.message) == ("directory", True)
-    assert unavailable(tmp_path / "folder").hint is None
+    assert unavailable(tmp_path / "folder").hint == "Copy the folder again, with its files."
     (tmp_path / "folder" / "alone.txt").touch()
     assert "one file" in unavailable(tmp_path / "folder").message
 
@@ -721,7 +721,7 @@ def test_names_on_the_hub_are_to_be_downloaded(
 def test_a_directory_of_folders_names_them(tmp_path: Path) -> None:
     assert "unet" in (unavailable(folder(tmp_path, ["unet/x.txt", "vae/x.txt"])).hint or "")
     (tmp_path / "none").mkdir()
-    assert unavailable(tmp_path / "none").hint is None
+    assert unavailable(tmp_path / "none").hint == "Copy the folder again, with its files."
 
 
 def test_a_distributed_checkpoint_that_was_not_finished_is_named(tmp_path: Path) -> None:
