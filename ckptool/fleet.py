@@ -19,7 +19,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
 from ckptool.migration.changes import ChangeOptions, changes_of
 from ckptool.migration.migrate import migrate
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 
 if sys.version_info >= (3, 11):
     from typing import Unpack

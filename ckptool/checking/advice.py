@@ -22,7 +22,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import is_array
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.tensors.tensor import TensorInfo, identity
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ckptool.pickles.alarms import Grade
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sections import Fact, Section, completed, html_of, text_of
 from ckptool.sources.files import Origin
-from ckptool.sources.naming import is_folder, shown_path
+from ckptool.sources.paths import is_folder, shown_path
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import identity
 

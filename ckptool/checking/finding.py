@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import show
 from ckptool.sections import Fact
-from ckptool.sources.naming import command_line
+from ckptool.sources.paths import command_line
 
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""

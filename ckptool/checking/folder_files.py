@@ -21,8 +21,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import command_line, is_far, shown_path
-from ckptool.sources.paths import UNTOLD, is_below, is_likely
+from ckptool.sources.paths import UNTOLD, command_line, is_below, is_far, is_likely, shown_path
 from ckptool.sources.source import BytesSource
 
 _DEEPEST = 64

@@ -29,7 +29,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.judge import is_listed
 from ckptool.sources.files import open_source
-from ckptool.sources.naming import is_folder
+from ckptool.sources.paths import is_folder
 
 Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
 """``unknown``: it cannot be opened. ``other``: it is surely no checkpoint, no pickle and no archive of them."""

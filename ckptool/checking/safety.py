@@ -30,7 +30,7 @@ from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import gc_paused, read_as_far
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.tensors.tensor import storage_id
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")

@@ -34,7 +34,7 @@ from ckptool.formats.json_beside import quantization_of
 from ckptool.formats.listing import Listing, Target, means_other, refuse_others
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
-from ckptool.sources.naming import is_far, is_folder, shown_path
+from ckptool.sources.paths import is_far, is_folder, shown_path
 from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
 if TYPE_CHECKING:

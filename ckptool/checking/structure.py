@@ -25,7 +25,7 @@ from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
 from ckptool.sources.journal import journal_path, told
-from ckptool.sources.naming import command_line, is_far, is_folder
+from ckptool.sources.paths import command_line, is_far, is_folder
 from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY, identity
 

@@ -12,7 +12,7 @@ from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
-from ckptool.sources.naming import command_line, is_far
+from ckptool.sources.paths import command_line, is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity

@@ -19,7 +19,7 @@ from ckptool.errors import CkptoolError, Failure
 from ckptool.formats import open_checkpoint
 from ckptool.messages import show
 from ckptool.sections import Section
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 
 
 @click.command(cls=Command)

@@ -15,7 +15,7 @@ from ckptool.cli.text import say, with_options
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
-from ckptool.sources.naming import command_line, shown_path
+from ckptool.sources.paths import command_line, shown_path
 from ckptool.sources.paths import exists as is_there
 
 if TYPE_CHECKING:

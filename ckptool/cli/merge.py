@@ -17,7 +17,7 @@ from ckptool.errors import CkptoolError
 from ckptool.merging.merge import Path
 from ckptool.merging.merge import merge as merge_files
 from ckptool.migration.changes import Changes
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 
 _OF_MIGRATE: Final = (
     *("form", "max_shard_size", "config_from", "key", "weights", "dtype", "dequantize"),

@@ -36,7 +36,7 @@ from ckptool.migration.report import SCHEMA, MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sections import Section
-from ckptool.sources.naming import below, is_far, shown_path
+from ckptool.sources.paths import below, is_far, shown_path
 from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ckptool.errors import CkptoolError
 from ckptool.migration.file_jobs import Job, Opened, Tell, Written
 from ckptool.migration.migrate import migrate
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.naming import is_relative, shown_path
+from ckptool.sources.paths import is_relative, shown_path
 from ckptool.sources.source import Progress
 
 Outcome: TypeAlias = MigrationReport | CkptoolError

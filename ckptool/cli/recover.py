@@ -12,7 +12,7 @@ from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, MigrationRefused
 from ckptool.messages import show, show_nbytes
 from ckptool.migration.output.editing import recover as recover_file
-from ckptool.sources.naming import command_line, shown_path
+from ckptool.sources.paths import command_line, shown_path
 
 
 @click.command(cls=Command)

@@ -28,8 +28,7 @@ from ckptool.messages import counted, labelled, show, show_nbytes
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.files import packaged
-from ckptool.sources.naming import is_far, is_relative, shown_path
-from ckptool.sources.paths import is_same_file
+from ckptool.sources.paths import is_far, is_relative, is_same_file, shown_path
 from ckptool.sources.versions import stamp_of
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()

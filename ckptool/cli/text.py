@@ -22,7 +22,7 @@ from ckptool import system
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.sections import Fact, Lines, Section, Table, cut_middle, fitted, section_lines
-from ckptool.sources.naming import local_name
+from ckptool.sources.paths import local_name
 
 _HANGING: Final = " " * 15
 """Below the text of a labelled line."""

@@ -20,10 +20,10 @@ from ckptool.formats import filenames
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.reader import gc_paused
-from ckptool.sources import files, naming, paths
+from ckptool.sources import files, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.journal import refuse_edited
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 
 if TYPE_CHECKING:
     from ckptool.sources.folder import FolderSource
@@ -124,7 +124,7 @@ def folder_source(path: str, cancellation: Cancellation | None = None) -> Folder
     Raises:
         FileUnavailable: It is none, or cannot be read.
     """
-    if not naming.is_far(path):
+    if not paths.is_far(path):
         from ckptool.sources.folder import FolderSource  # most are files
 
         return FolderSource(path, cancellation)
@@ -137,7 +137,7 @@ def _open_folder(path: str, member: str | None, limits: Limits) -> Checkpoint:
     from ckptool.formats import directories  # most are files
 
     if member is not None:
-        return open_checkpoint(naming.below(path, member), limits=limits)
+        return open_checkpoint(paths.below(path, member), limits=limits)
     folder = folder_source(path, limits.cancellation)
     source, parsed = directories.open_folder(folder, Probe(folder, limits, _read))
     if parsed.part_of is None:

@@ -20,8 +20,7 @@ from ckptool.errors import Failure
 from ckptool.formats.filenames import ADAPTER
 from ckptool.messages import counted, quoted, some
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import is_far
-from ckptool.sources.paths import is_likely
+from ckptool.sources.paths import is_far, is_likely
 from ckptool.sources.source import Source, SourceInFolder
 from ckptool.tensors.tensor import TensorInfo
 

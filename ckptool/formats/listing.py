@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import CkptoolError, Failure, NotACheckpoint
 from ckptool.messages import counted
-from ckptool.sources.naming import is_far, shown_path
+from ckptool.sources.paths import is_far, shown_path
 
 if TYPE_CHECKING:
     from ckptool.sources.remote.address import Remote

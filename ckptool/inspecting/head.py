@@ -19,7 +19,7 @@ from ckptool.names.wrappers import COMPONENTS, prefix_facts
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
 from ckptool.sections import Fact, Section, cut_middle
-from ckptool.sources.naming import command_line
+from ckptool.sources.paths import command_line
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known

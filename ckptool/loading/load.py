@@ -47,7 +47,7 @@ from ckptool.messages import show, some
 from ckptool.names import renaming
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import Origin
-from ckptool.sources.naming import command_line, shown_path
+from ckptool.sources.paths import command_line, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.payloads import check_storages

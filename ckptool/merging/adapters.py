@@ -23,7 +23,7 @@ from ckptool.formats.json_beside import object_beside
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, quoted, some
 from ckptool.migration.casting import TARGETS
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.tensors.reading import LazyTensor
 
 _END: Final = re.compile(

@@ -23,7 +23,7 @@ from ckptool.merging.lora import LoraMerge
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.torch_ops.packages import check_installed
 
 if sys.version_info >= (3, 11):

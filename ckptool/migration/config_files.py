@@ -24,7 +24,7 @@ from ckptool.messages import some
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import OutFile, Part, file_of_bytes
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 
 _NAMES: Final = (
     *("config.json", "*_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*"),

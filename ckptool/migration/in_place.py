@@ -75,7 +75,7 @@ from ckptool.pickles.nodes import Call, Inert, PersistentId
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import Run, poisoned_at
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.sources.source import Source
 from ckptool.tensors.payloads import StoragePayload, check_storages
 from ckptool.tensors.tensor import StorageRef

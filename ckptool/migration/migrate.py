@@ -28,7 +28,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.tensor import storages_nbytes
 from ckptool.torch_ops.devices import device_tag

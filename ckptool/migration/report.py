@@ -28,8 +28,7 @@ from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, 
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
 from ckptool.sections import Fact, Section, Sides, as_json, completed, html_of, text_of
-from ckptool.sources.naming import command_line, is_far, shown_path
-from ckptool.sources.paths import is_same_file
+from ckptool.sources.paths import command_line, is_far, is_same_file, shown_path
 from ckptool.tensors.tensor import TensorInfo
 
 SCHEMA: Final = "ckptool.migrate/2"

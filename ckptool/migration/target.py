@@ -17,8 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import TargetForm
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import below, is_far, local_name, shown_path
-from ckptool.sources.paths import TORCH_SUFFIXES, is_same_file
+from ckptool.sources.paths import TORCH_SUFFIXES, below, is_far, is_same_file, local_name, shown_path
 from ckptool.tensors import dtypes
 from ckptool.torch_ops.devices import device_meant
 

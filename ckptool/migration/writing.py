@@ -35,7 +35,7 @@ from ckptool.migration.verify import (
     reading_back,
 )
 from ckptool.pickles.reader import gc_paused
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor

@@ -110,7 +110,7 @@ class Descriptor:
             self.close()
 
 
-class Pooled(Descriptor):
+class PooledDescriptor(Descriptor):
     """
     One of many: outside of the blocks that use it, its descriptor may be closed.
 
@@ -182,9 +182,9 @@ class _Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.known: OrderedDict[int, weakref.ref[Pooled]] = OrderedDict()
+        self.known: OrderedDict[int, weakref.ref[PooledDescriptor]] = OrderedDict()
 
-    def add(self, one: Pooled) -> None:
+    def add(self, one: PooledDescriptor) -> None:
         """Register something open, or mark it as used last: it may be closed while nobody uses it."""
         self.known[id(one)] = weakref.ref(one)
         self.known.move_to_end(id(one))

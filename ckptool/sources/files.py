@@ -23,7 +23,7 @@ import ckptool.system as system
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, reason_of
 from ckptool.sources import descriptors
-from ckptool.sources.descriptors import Descriptor, Pooled, refuse_many_mappings
+from ckptool.sources.descriptors import Descriptor, PooledDescriptor, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
 from ckptool.sources.paths import is_likely, near_to
 from ckptool.sources.source import (
@@ -96,7 +96,7 @@ class FileSource(StepwiseSource, SourceInFolder):
             OSError: The system has no room for it, or mappings have so many descriptors that few are left.
         """
         with self._held as fd:
-            if isinstance(self._held, Pooled):
+            if isinstance(self._held, PooledDescriptor):
                 refuse_many_mappings(fd)
             try:
                 return system.map_private(fd, self.nbytes)
@@ -142,7 +142,7 @@ class FileSource(StepwiseSource, SourceInFolder):
 
 def pooled(path: str, cancellation: Cancellation | None, opening: Callable[[], int]) -> FileSource:
     """Return a file of a checkpoint that may be many. ``opening`` returns a new descriptor of what has its name now."""
-    return FileSource(path, cancellation, Pooled(opening, partial(check_same, path)))
+    return FileSource(path, cancellation, PooledDescriptor(opening, partial(check_same, path)))
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:

@@ -21,7 +21,7 @@ from ckptool.sources.descriptors import (
     NO_DESCRIPTOR,
     POOL,
     Descriptor,
-    Pooled,
+    PooledDescriptor,
     is_link,
     open_below,
     open_folder,
@@ -48,7 +48,7 @@ class FolderSource(Source):
         self, path: str, cancellation: Cancellation | None = None, opening: Callable[[], int] | None = None
     ) -> None:
         check_cancelled(cancellation)
-        self._directory = Pooled(opening or partial(open_folder, path), partial(_check_place, path))
+        self._directory = PooledDescriptor(opening or partial(open_folder, path), partial(_check_place, path))
         self._begin(path, cancellation)
 
     def _begin(self, path: str, cancellation: Cancellation | None) -> None:

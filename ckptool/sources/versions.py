@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import SourceChanged
-from ckptool.sources.naming import is_far
-from ckptool.sources.paths import INDEX, is_likely
+from ckptool.sources.paths import INDEX, is_far, is_likely
 from ckptool.sources.source import SourceInFolder
 
 _COMMITTING: Final = ".metadata"

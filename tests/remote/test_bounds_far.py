@@ -30,7 +30,7 @@ from ckptool import (
     open_checkpoint,
     system,
 )
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 from ckptool.sources.remote import web
 from ckptool.sources.remote.address import check_peer, follow, place_of
 from tests.program import invoke

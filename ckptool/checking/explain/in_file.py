@@ -37,7 +37,7 @@ from ckptool.messages import FORMS, counted, counts, show_nbytes, some
 from ckptool.names.matching import Rename, Renames, is_benign, renamed
 from ckptool.names.wrappers import ADDED_BY
 from ckptool.pickles.nodes import lookup, mapping_pairs
-from ckptool.sources.naming import command_line, shown_path
+from ckptool.sources.paths import command_line, shown_path
 
 _MOST_LISTED: Final = 8
 _HEAD: Final = re.compile(r"^(?:base_model\.model|lora_(?:unet|te\d?|transformer)|[^.]+)")

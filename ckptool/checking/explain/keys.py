@@ -14,7 +14,7 @@ from ckptool.messages import counted
 from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing
 from ckptool.names.suggestions import guess_renames
 from ckptool.names.wrappers import HEADS
-from ckptool.sources.naming import command_line
+from ckptool.sources.paths import command_line
 
 MOST_NAMES = 10_000
 _QUOTED = re.compile(r""""([^"\n]{1,1000})"|'([^'\n]{1,1000})'""")

@@ -28,7 +28,7 @@ from ckptool.names.matching import SPELLINGS, Rename, is_extra_state
 from ckptool.names.missing import not_there
 from ckptool.names.renaming import without_marked
 from ckptool.names.wrappers import ADDED_BY
-from ckptool.sources.naming import command_line, is_far
+from ckptool.sources.paths import command_line, is_far
 
 _MOST_FILES: Final = 16
 _SPLIT: Final = re.compile(r"""[\s,;:'"`()\[\]{}|=<>]+""")

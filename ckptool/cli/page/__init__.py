@@ -39,7 +39,7 @@ from ckptool.inspecting.head import extra_lines, head_facts
 from ckptool.messages import counted, cut, show, show_nbytes, some
 from ckptool.sections import Fact, as_json
 from ckptool.sources.files import packaged
-from ckptool.sources.naming import local_name, shown_path
+from ckptool.sources.paths import local_name, shown_path
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 

@@ -11,8 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, LimitExceeded
 from ckptool.formats import directories, filenames
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.naming import is_far
-from ckptool.sources.paths import UNTOLD, is_below, is_likely, is_likely_packed
+from ckptool.sources.paths import UNTOLD, is_below, is_far, is_likely, is_likely_packed
 
 if TYPE_CHECKING:
     from ckptool.sources.far_folder import FarFolder

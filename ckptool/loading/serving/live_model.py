@@ -66,7 +66,7 @@ from ckptool.messages import counted, show, some
 from ckptool.names.matching import Renames
 from ckptool.sections import completed
 from ckptool.sources.files import Origin
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 from ckptool.sources.versions import version_under
 from ckptool.tensors.tensor import TensorInfo
 from ckptool.torch_ops.values import elements_of, is_finite, survey_values

@@ -15,7 +15,7 @@ import ckptool.system as system
 from ckptool.cancellation import Cancellation
 from ckptool.errors import Cancelled, CkptoolError
 from ckptool.messages import show
-from ckptool.sources.naming import shown_path
+from ckptool.sources.paths import shown_path
 from ckptool.sources.versions import identity_of, is_committed, version_under
 
 T = TypeVar("T")

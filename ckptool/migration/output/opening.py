@@ -25,7 +25,7 @@ from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import Output, failed, mode_there, parts, real_path, refuse_full, sync_folder, take_after
-from ckptool.sources.naming import is_far
+from ckptool.sources.paths import is_far
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
