@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckptool.migration.report import MigrationReport as MigrationReport
     from ckptool.migration.save import save as save
     from ckptool.pickles.nodes import Global as Global
-    from ckptool.sources.remote.address import Remote as Remote
+    from ckptool.sources.address import Remote as Remote
     from ckptool.sources.source import Source as Source
     from ckptool.tensors.dtypes import DType as DType
     from ckptool.tensors.reading import LazyTensor as LazyTensor
@@ -83,7 +83,7 @@ _MODULES = {
     "ckptool.migration.save": ("save",),
     "ckptool.migration.output.editing": ("recover",),
     "ckptool.pickles.nodes": ("Global",),
-    "ckptool.sources.remote.address": ("Remote",),
+    "ckptool.sources.address": ("Remote",),
     "ckptool.sources.source": ("Source",),
     "ckptool.tensors.dtypes": ("DType",),
     "ckptool.tensors.reading": ("LazyTensor",),

@@ -38,7 +38,7 @@ from ckptool.sources.paths import is_far, is_folder, shown_path
 from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
 if TYPE_CHECKING:
-    from ckptool.sources.remote.address import Remote
+    from ckptool.sources.address import Remote
 
 SCHEMA: Final = "ckptool.scan/2"
 SCHEMA_OF_TENSORS: Final = "ckptool.tensors/1"
@@ -289,7 +289,7 @@ class Rows:
         tell(answer)
 
     def _far_row(self, place: Target, tell: Callable[..., None]) -> bytes:
-        from ckptool.sources.remote.address import as_remote
+        from ckptool.sources.address import as_remote
         from ckptool.sources.remote.opening import remote_version
 
         remote: Remote = as_remote(place.path)

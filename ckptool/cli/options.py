@@ -70,7 +70,7 @@ class AnyPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         asked = ctx.meta.get(_ASKED) if ctx is not None else None
         if asked and isinstance(value, str) and "://" in value:
-            from ckptool.sources.remote.address import Remote  # few files are far away
+            from ckptool.sources.address import Remote  # few files are far away
 
             return Remote(value, **asked)
         return value

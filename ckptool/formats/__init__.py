@@ -204,7 +204,7 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
         return origin, None
     path = os.fspath(origin)
     if "://" in path:
-        from ckptool.sources.remote.address import as_remote, is_address
+        from ckptool.sources.address import as_remote, is_address
 
         if is_address(path):
             return as_remote(path).split_member()

@@ -11,7 +11,7 @@ from ckptool.messages import counted
 from ckptool.sources.paths import is_far, shown_path
 
 if TYPE_CHECKING:
-    from ckptool.sources.remote.address import Remote
+    from ckptool.sources.address import Remote
 
 _PATTERN: Final = frozenset("*?[")
 
@@ -99,7 +99,7 @@ class Listing:
 
     def _at(self, address: str) -> Iterator[Target]:
         from ckptool.formats.directories.walk import checkpoints_at
-        from ckptool.sources.remote.address import Remote
+        from ckptool.sources.address import Remote
 
         if isinstance(address, Remote):
             self._far = address

@@ -138,7 +138,7 @@ def refuse_address(dst: str | None) -> None:
         raise MigrationRefused("there is no output to a pipe", kind="stream-as-target", hint=hint)
     if dst is None or "://" not in dst:
         return
-    from ckptool.sources.remote.address import STORES, as_remote
+    from ckptool.sources.address import STORES, as_remote
 
     if as_remote(dst).scheme not in STORES:
         written = ", ".join(f"{scheme}://" for scheme in STORES)

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, cast
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable, LimitExceeded
 from ckptool.limits import FOLDER_OBJECTS
+from ckptool.sources.address import Remote, as_remote
 from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.remote.address import Remote, as_remote
 from ckptool.sources.remote.bucket import Bucket, StoredFile
 from ckptool.sources.remote.opening import RemoteSource
 from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers, Tail

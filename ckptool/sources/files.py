@@ -163,7 +163,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
     if isinstance(origin, str | os.PathLike):
         path = os.fspath(origin)
         if "://" in path:
-            from ckptool.sources.remote.address import is_address
+            from ckptool.sources.address import is_address
 
             if is_address(path):
                 from ckptool.sources.remote.opening import open_remote  # few files are far away

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from ckptool import system
+import ckptool.system as system
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 """File suffixes of torch checkpoints."""
@@ -110,7 +110,7 @@ def is_far(path: str) -> bool:
     """Say whether this is the address of something that is read, or written to, far away."""
     if "://" not in path:
         return False
-    from ckptool.sources.remote.address import is_address
+    from ckptool.sources.address import is_address
 
     return is_address(path)
 
@@ -130,7 +130,7 @@ def below(folder: str, name: str) -> str:
     path = os.path.join(folder, name)
     if not is_far(folder):
         return path
-    from ckptool.sources.remote.address import as_remote
+    from ckptool.sources.address import as_remote
 
     return as_remote(folder).elsewhere(path)
 
@@ -140,7 +140,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" not in text:
         return text
-    from ckptool.sources.remote.address import as_remote
+    from ckptool.sources.address import as_remote
 
     return as_remote(text).shown
 

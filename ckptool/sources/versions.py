@@ -147,7 +147,7 @@ def stamp_of(path: str) -> Stamp | None:
     An index of shards has the stamp of its folder: the shards are in it.
     """
     if is_far(path):
-        from ckptool.sources.remote.address import as_remote
+        from ckptool.sources.address import as_remote
 
         listed = as_remote(path).listed
         return None if listed is None else stamp_of_version((listed[1], listed[0]))

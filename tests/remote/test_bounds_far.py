@@ -30,9 +30,9 @@ from ckptool import (
     open_checkpoint,
     system,
 )
+from ckptool.sources.address import check_peer, follow, place_of
 from ckptool.sources.paths import shown_path
 from ckptool.sources.remote import web
-from ckptool.sources.remote.address import check_peer, follow, place_of
 from tests.program import invoke
 from tests.remote.servers import serving
 from tests.remote.test_requests import NUMEL, tensors, zipped

@@ -14,8 +14,8 @@ from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import UNTOLD, is_below, is_far, is_likely, is_likely_packed
 
 if TYPE_CHECKING:
+    from ckptool.sources.address import Remote
     from ckptool.sources.far_folder import FarFolder
-    from ckptool.sources.remote.address import Remote
 
 Found: TypeAlias = tuple[str, bool]
 """A path, and whether its name says that it is a checkpoint."""
@@ -138,8 +138,8 @@ def checkpoints_at(address: Remote) -> Iterator[Remote]:
     Raises:
         CkptoolError: The store or the hub cannot be asked.
     """
+    from ckptool.sources.address import HUB, STORES
     from ckptool.sources.remote import hub  # imported only when an address is given
-    from ckptool.sources.remote.address import HUB, STORES
 
     if address.scheme == HUB and address.partition("://")[2].strip("/").count("/") == 1:
         yield from _of_repository(hub.listed(address))

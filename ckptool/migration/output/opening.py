@@ -55,7 +55,7 @@ def open_sink(
             return OutputFolder(target, force=force, progress=progress, mode=mode)
         return Output(target, force=force, progress=progress, mode=mode)
     from ckptool.migration.output.far import FarFolder, FarOutput  # few targets are far away
-    from ckptool.sources.remote.address import as_remote
+    from ckptool.sources.address import as_remote
 
     if is_folder:
         return FarFolder(as_remote(target), progress=progress)

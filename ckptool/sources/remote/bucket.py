@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
-from ckptool.sources.remote.address import Remote
+from ckptool.sources.address import Remote
 from ckptool.sources.remote.parts import Tail, Transport, changed_far, memory_of, missing_far
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")

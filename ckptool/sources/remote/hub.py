@@ -11,8 +11,8 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
+from ckptool.sources.address import Remote
 from ckptool.sources.paths import is_likely
-from ckptool.sources.remote.address import Remote
 
 _COMMAND: Final = "pip install 'ckptool[hub]'"
 _WHOLE: Final = (

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, reason_of
+from ckptool.sources.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.descriptors import components
-from ckptool.sources.remote.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.remote.parts import (
     LEAST_NBYTES,
     Data,

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from ckptool.errors import CkptoolError, OutputExists, OutputFailed
-from ckptool.sources.remote.address import Remote
+from ckptool.sources.address import Remote
 from ckptool.sources.remote.bucket import Bucket
 
 _PART_NBYTES: Final = 8 << 20

@@ -32,7 +32,7 @@ import ckptool.system as system
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
-from ckptool.sources.remote.address import Place, Remote, check_peer, follow, place_of
+from ckptool.sources.address import Place, Remote, check_peer, follow, place_of
 from ckptool.sources.remote.parts import Tail, Transport, changed_far, memory_of, missing_far
 from ckptool.sources.source import CLOSED
 
