@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from ckptool.checking import twins
 from ckptool.checking.advice import dense, migration, state_dict
 from ckptool.checking.finding import Finding, note, run
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -147,7 +146,10 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield note("CK160", fact, "Give what they are together:", command_line(part.path, "inspect"))
     if all(code != "CK167" for code, _, _ in checkpoint.remarks):  # that counts them
         yield from _not_opened(checkpoint)
-    yield from twins.compared(checkpoint)
+    if "duplicate" in by_role:
+        from ckptool.checking import twins  # few checkpoints have a second form beside them
+
+        yield from twins.compared(checkpoint)
     if names := by_role.get("leftover", []):
         fact = f"{counted(len(names), 'shard')} that the index does not name: {some(names)}"
         hint = "They may be left from another save into the same folder: remove them, or get the index again."
