@@ -8,6 +8,7 @@ import itertools
 import lzma
 import os
 import pickle
+import shutil
 import tarfile
 import warnings
 import zipfile
@@ -713,3 +714,22 @@ def test_a_file_with_bytes_that_have_no_part_in_its_format_is_no_data(name: str,
         assert (report.grade == "data") == is_data, behind
         assert ("CK209" in [one.code for one in report.findings]) != is_data
         assert invoke(["check", "-q", "--fail-on", "system", str(path)]).exit_code == (not is_data)
+
+
+@each("name", ["__0_0.distcp", ".metadata"])
+def test_bytes_behind_the_parts_of_a_folder_are_no_data(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "dcp"
+    shutil.copytree("fixtures/folders/dcp", folder)
+    assert check(folder).grade == "data"
+    with (folder / name).open("ab") as file:
+        file.write(b"x")
+    assert check(folder).grade == "code"
+
+
+@each("first", [pickled({"a": 1}), legacy({"a": 1}), *HONEST.values()])
+def test_bytes_behind_a_neighbour_are_no_data(first: bytes, tmp_path: Path) -> None:
+    write = tmp_path / "model.pth", tmp_path / "x.bin"
+    write[0].write_bytes(HONEST["a zip of torch"])
+    for behind, grade in ((b"", "data"), (bytes(99), "data"), (b"\xff" * 9 + RUN_BEHIND, "code")):
+        write[1].write_bytes(first + behind)
+        assert check(tmp_path).grade == grade

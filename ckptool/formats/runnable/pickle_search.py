@@ -139,6 +139,8 @@ class Search:
         """How often something was done beyond making data."""
         self.limits = limits
         self._judge = Judge(beside)
+        self._is_cut = False
+        """Whether nobody knows where what is looked at now ends."""
         self._cost = 0
         self._file_nbytes = 0
         self._held_nbytes = 0
@@ -300,10 +302,12 @@ class Search:
                     self._content(part, where.member(f"zip at {one.start:,}"))
                 return
             if self._affords(min(source.nbytes, zips.SEARCHED), where):  # it has no single reading
+                self._is_cut, before = True, self._is_cut
                 for member in zips.members(source, self._left()):
                     self.programs(member, where.record)
                     part = partial(SliceSource, member.source, 0, member.source.nbytes)
                     self._content(part, where.member(member.name))
+                self._is_cut = before
             raise
         if is_all:
             self.unused(archive.source, archive.unused, where.record)
@@ -451,7 +455,8 @@ class Search:
 
         What ``torch.save`` wrote before 1.6 has five, and is followed by its storages.
         """
-        legacy_at, left = at, 0
+        begin, legacy_at, left = at, at, 0
+        is_marked = where.nested_at is None and source.read(at, 1) == b"\x80"
         while at < source.nbytes:
             head = source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))
             if head.startswith(LOCAL_MAGIC):
@@ -461,6 +466,8 @@ class Search:
                 legacy_at, left = at, _OF_LEGACY
             end = self._unread(source, at, where, is_sure=is_sure)
             if end < 0:
+                if is_marked and at > begin and not self._is_cut:
+                    self.unused(source, [range(at, source.nbytes)], where.record)
                 return
             if is_behind:
                 self.further.append(_byte(where.record, at))
@@ -470,7 +477,8 @@ class Search:
                     return
                 is_behind = True
                 try:
-                    at = max(end, end_of_stream(source, legacy_at, self.limits))
+                    stop = end_of_stream(source, legacy_at, self.limits)
+                    at, is_marked = max(end, stop), is_marked and stop > 0
                 except Failure as error:
                     self.miss(f"{_byte(where.record, legacy_at)}: {error.message}")
             left = max(0, left - 1)

@@ -100,6 +100,9 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     for name, value in values.items():
         distinct.setdefault(id(value), value.streams[0].inside(name))
     streams = [*index.streams, *distinct.values()]
+    for file, source in files.sources.items():
+        if (end := index.files[file].end) < source.nbytes:
+            streams.append(Stream(file, source, end, end, (), rest=end))
     remarks = [*_remarks(folder, index, files, items.safetensors), *_unread_values(index, errors, files)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}

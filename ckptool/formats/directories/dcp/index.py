@@ -304,7 +304,8 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
     fields = nodes.attribute_pairs(pickled.root)
-    stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True, opcodes=pickled.opcodes)
+    rest = pickled.end if pickled.end < source.nbytes else None
+    stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True, rest=rest, opcodes=pickled.opcodes)
     del pickled
     places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
     lines = _Lines()
