@@ -24,7 +24,7 @@ def completion(shell: str | None) -> None:
 
     from ckptool.cli import cli
 
-    name = shell or os.path.basename(os.environ.get("SHELL", ""))
+    name = shell or os.path.basename(os.environ.get("SHELL", "")).removesuffix(".exe")
     found = get_completion_class(name) if name in _SHELLS else None
     if found is None:
         raise click.UsageError(f"name a shell: {', '.join(_SHELLS)}")

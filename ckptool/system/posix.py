@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 import stat
@@ -284,6 +283,8 @@ def rename(old: str, path: str) -> None:
 def sync(fd: int) -> None:
     """Wait until what was written to an open file is on the disk, and not in the disk's own memory."""
     if sys.platform == "darwin":
+        import fcntl
+
         with suppress(OSError):  # a network has no such call
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
@@ -336,11 +337,15 @@ def take_after(fd: int, path: str, status: os.stat_result) -> None:
 
 def clone(fd: int, source: int) -> None:
     """Give an open file the content of another, where ``clones_to`` says that files share it."""
+    import fcntl  # who only reads needs none of it
+
     fcntl.ioctl(fd, _FICLONE, source)
 
 
 def clones_to(source: int, folder: str) -> bool:
     """Say whether an open file of some size can be cloned to a new one in a folder."""
+    import fcntl
+
     with suppress(OSError):  # there may be no folder, or a file system without files of this kind
         fd = open_nameless(folder, 0o600)
         if fd is not None:
@@ -361,7 +366,9 @@ CAN_EDIT = True
 
 def lock(fd: int) -> bool | None:
     """Lock an open file or folder until it is closed; return False if it is locked, None where there are no locks."""
-    return _locked(fcntl.flock, fd)
+    import fcntl
+
+    return _locked(fcntl.flock, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lock_records(fd: int) -> bool | None:
@@ -370,17 +377,18 @@ def lock_records(fd: int) -> bool | None:
 
     Linux has locks that the open file owns: they end with it alone, and keep out the same processes.
     """
-    return _locked(_lock_for_this_descriptor if sys.platform == "linux" else fcntl.lockf, fd)
+    import fcntl
 
-
-def _lock_for_this_descriptor(fd: int, how: int) -> None:  # noqa: ARG001
     if sys.platform == "linux":
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        record = pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return _locked(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, record)
+    else:  # noqa: RET505 - it is never reached on Linux
+        return _locked(fcntl.lockf, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _locked(call: Callable[[int, int], object], fd: int) -> bool | None:
+def _locked(call: Callable[..., object], *arguments: object) -> bool | None:
     try:
-        call(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        call(*arguments)
     except OSError as error:
         return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
     return True
