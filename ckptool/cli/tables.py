@@ -161,6 +161,8 @@ class Selection:
         self._seen: dict[str, bool] = {}
         """Each of these options, as it is written, and whether it matches a name in what was looked at."""
         self._is_any_listed = False
+        self._wider = ""
+        """What would match more than a glob that matches nothing."""
 
     def of(self, checkpoint: Checkpoint) -> list[LazyTensor]:
         """
@@ -189,7 +191,10 @@ class Selection:
         read = self._filter.read(names, prefers_full=True)
         for option, given, globs in zip(self._filter._fields, self._filter, read, strict=True):
             for text, glob in zip(given, globs, strict=True):
-                self._note(option, text, matched(glob, names))
+                found = matched(glob, names)
+                self._note(option, text, found)
+                if not found and (wider := matched(f"*{glob}*", names)):
+                    self._wider = f"A glob is compared with the whole name: '*{text}*' matches {len(wider):,}. "
         taken = {
             f"{key}.{name}" if key else name for key, own in names.items() for name in own if read.takes(name, key)
         }
@@ -205,8 +210,8 @@ class Selection:
         if self._allows_unmatched or not self._seen or (self._is_any_listed and not none):
             return False
         fact = f"{', '.join(none)} match{'es' * (len(none) == 1)} no name" if none else "no tensor is left to look at"
-        hint = "If this is meant, say so with --allow-unmatched."
-        say(f"Error: {messages.show(fact)}\nHint: {hint}", err=True)
+        hint = f"{self._wider if none else ''}If this is meant, say so with --allow-unmatched."
+        say(f"Error: {messages.show(fact)}\nHint: {messages.show(hint)}", err=True)
         return True
 
     def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:

@@ -76,6 +76,7 @@ LIKE: Final = {
     **dict.fromkeys(("--tolerance", "--tol", "--eps"), "--atol"),
     **dict.fromkeys(("--safe", "--safety", "--security"), "--only safe"),
     "--strip": "--strip-module",
+    **dict.fromkeys(("--values", "--stats", "--statistics"), "stat"),
 }
 """Others that people try, and what they mean; the letters alone would say something else."""
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {

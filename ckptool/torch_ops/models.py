@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from difflib import get_close_matches
 from importlib import import_module, invalidate_caches
 from threading import RLock
 from types import ModuleType
@@ -29,6 +31,7 @@ _HINT: Final = (
     "Name it as package.module:Class, importable from the current folder, or as path/to/file.py:Class, with its "
     "`model_arguments=`."
 )
+_LACKING: Final = re.compile(r"missing \d+ required (?:positional|keyword-only) argument")
 _KINDS: Final = "Build the model with tensors of the file's kind, with `model_arguments=`."
 _CODES: Final = {"bool", *TYPES} - CASTABLE
 """Types of which a matrix is no parameter of floats."""
@@ -163,7 +166,9 @@ def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
             model = stack.enter_context(user_class(spec))(**arguments)
         except (Exception, SystemExit) as error:  # the user's own code raises what it likes
             reason = f"{type(error).__name__}: {error}"
-            raise MigrationRefused(f"{spec!r} cannot be built: {reason}", kind="model-not-built", hint=_HINT) from error
+            lacking = re.findall(r"'(\w+)'", str(error)) if _LACKING.search(str(error)) else []
+            hint = f"Give {', '.join(lacking)} with `model_arguments=`." if lacking else _HINT
+            raise MigrationRefused(f"{spec!r} cannot be built: {reason}", kind="model-not-built", hint=hint) from error
         if not isinstance(model, torch.nn.Module):
             what = f"{spec!r} makes a {type(model).__name__} and no torch.nn.Module"
             raise MigrationRefused(what, kind="model-not-built", hint=_HINT)
@@ -221,6 +226,8 @@ def user_class(spec: str) -> Iterator[Any]:
     with _TURN, _in_front(place):
         found: Any = import_module(place.module)
         for part in place.name.split("."):
+            if not hasattr(found, part) and (near := get_close_matches(part, dir(found), 1)):
+                raise AttributeError(f"there is no {part!r} in it; {near[0]!r} is")
             found = getattr(found, part)
         yield found
 

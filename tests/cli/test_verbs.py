@@ -124,6 +124,7 @@ def test_options_that_people_try_are_answered_with_the_whole_command(
         (["check", "--safe", FIXTURE], "Did you mean '--only safe'?"),
         (["migrate", FIXTURE, "--strip"], "Did you mean '--strip-module'?"),
         (["--check", FIXTURE], "Did you mean 'check'?"),
+        (["inspect", FIXTURE, "--values"], "Did you mean 'stat'?"),
         (["migrate", FIXTURE, "-o", "x.pth"], "DST is the second path, without an option."),
     ],
 )
@@ -140,6 +141,25 @@ def test_a_verb_without_its_arguments_shows_an_example(verb: str) -> None:
     assert found.exit_code == 2
     assert "Missing " in found.stderr
     assert f"For example: ckptool {verb} " in found.stderr.replace("ckptool model.pth", "ckptool inspect model.pth")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "stat"])
+def test_a_glob_that_is_a_part_of_names_is_answered_with_one_that_matches(verb: str) -> None:
+    found = run(verb, FIXTURE, "--include", "embedding")
+    assert found.exit_code == 1
+    assert "Hint: A glob is compared with the whole name: '*embedding*' matches 1. If this is meant" in found.stderr
+    assert "compared" not in run(verb, FIXTURE, "--include", "nothing").stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "answer"),
+    [
+        ("ckptool.reference.nets:Lenet", "there is no 'Lenet' in it; 'LeNet' is"),
+        ("ckptool.reference.nets:MLP", "Hint: Give size, depth with --model-arg."),
+    ],
+)
+def test_a_class_that_cannot_be_built_is_answered_with_what_is_missing(model: str, answer: str) -> None:
+    assert answer in run("check", FIXTURE, "--model", model).stderr
 
 
 def test_an_option_of_the_verb_itself_stays_the_nearest() -> None:
