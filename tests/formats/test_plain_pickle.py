@@ -22,16 +22,6 @@ def test_data_without_tensors_is_data(protocol: int, content: Any) -> None:
     assert checkpoint.extras
 
 
-def test_a_tensor_inside_keeps_its_name() -> None:
-    checkpoint = open_checkpoint(build.pickled({"net": {"w": build.inline_tensor()}, "n": 5}))
-
-    assert list(checkpoint.tensors) == ["net.w"]
-    assert checkpoint.tensors["net.w"].read() == build.floats()
-    storage = checkpoint.tensors["net.w"].info.storage
-    assert storage is not None
-    assert storage.file_offset is None
-
-
 def test_one_stream_for_several_tensors_is_one_storage() -> None:
     stream = build.legacy(build.storage(rest=(None,)), [("0", 4, build.floats())])
     stored = build.call(build.named("torch.storage", "_load_from_bytes"), build.raw(stream))

@@ -74,13 +74,6 @@ def test_tensors_read_as_torch_reads_them(tmp_path: Path) -> None:
         oracle.assert_same(checkpoint, {name: value for name, value in expected.items() if name != "n"})
 
 
-def test_a_view_of_a_storage_is_cut_out_of_it() -> None:
-    views = [(2, 1, 2, 3)]
-
-    found = opened([storage(1)], [tensor(10, 2, 3, 1, 0)], {"w": reference(10)}, views=views)
-    assert found.tensors["w"].read() == FLOATS[8:20]
-
-
 @pytest.mark.parametrize(("offset", "numel"), [(0, 6), (0, 1), (5, 1), (6, 0)])
 def test_a_view_may_reach_to_both_ends_of_its_storage(offset: int, numel: int) -> None:
     views = [(2, 1, offset, numel)]

@@ -100,18 +100,6 @@ def test_a_record_of_another_size_is_told_of_with_both_numbers(nbytes: int, wher
     assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("storage-size", 16, nbytes)
 
 
-def test_the_tree_and_all_names_that_it_asks_for_are_kept() -> None:
-    checkpoint = opened({**TREE, "args": build.call(build.named("argparse", "Namespace")), "epoch": 3})
-
-    assert {str(found) for found in checkpoint.globals} == {
-        "torch.FloatStorage",
-        "collections.OrderedDict",
-        "torch._utils._rebuild_tensor_v2",
-        "argparse.Namespace",
-    }
-    assert [path for path, _ in checkpoint.extras] == ["args", "epoch"]
-
-
 def test_a_compressed_storage_has_no_place_in_the_file() -> None:
     tree = build.pickled(TREE)
     data = zip_bytes.whole([zip_bytes.deflated("x/data.pkl", tree), zip_bytes.deflated("x/data/0", FLOATS)])

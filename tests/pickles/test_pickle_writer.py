@@ -314,17 +314,6 @@ def test_any_name_that_a_pickle_can_ask_for_comes_back(name: str) -> None:
     assert (read.root[0].module, read.root[0].name) == ("module", name)
 
 
-def test_nothing_recurses_on_what_a_file_nests() -> None:
-    deep: Any = 0
-    for _ in range(5_000):
-        deep = ([deep],)
-
-    data = write_pickle(deep)
-
-    assert sum(op.name == "TUPLE1" for op, _, _ in pickletools.genops(data)) == 5_000
-    assert again(data) == data
-
-
 def test_a_node_that_is_replaced_is_replaced_wherever_it_stands() -> None:
     old, other = Dict([("a", 1)]), Dict([("b", 2)])
 

@@ -250,14 +250,6 @@ def test_an_empty_storage_may_have_two_types() -> None:
     assert [tensor.info.dtype.name for tensor in found.values()] == ["float32", "int64"]
 
 
-def test_a_view_of_a_legacy_storage_begins_inside_it() -> None:
-    view = storage(rest=(("5", 1, 2),))
-    found = open_checkpoint(legacy({"w": tensor(view, (2,))}, [("0", 4, floats())])).tensors["w"]
-
-    assert (found.info.storage.key, found.info.storage.nbytes) == ("5", 8)
-    assert found.read() == floats()[4:12]
-
-
 def test_one_storage_may_not_be_on_two_devices() -> None:
     with pytest.raises(AmbiguousFile) as caught:
         open_checkpoint(torch_zip({"a": PLAIN, "b": tensor(storage(location="cuda:0"))}, FLOATS))
