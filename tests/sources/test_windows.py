@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,27 @@ def test_a_link_of_any_kind_is_refused(
         with pytest.raises(FileUnavailable) as caught:
             folder.open("below/b.bin")
         assert caught.value.kind == "shard-link"
+
+
+def test_a_link_of_the_hub_leads_to_the_blob_of_its_repository_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = tmp_path / "blobs" / ("0f" * 32)
+    snapshot = tmp_path / "snapshots" / ("1" * 40)
+    for place in (blob.parent, snapshot, tmp_path / "elsewhere" / ("1" * 40)):
+        place.mkdir(parents=True)
+        (place / "x").touch()
+    blob.write_bytes(b"blob")
+    monkeypatch.setattr(
+        nt, "_tag_of", lambda fd: 0 if os.fstat(fd).st_size or nt.path_of(fd)[-2:] != r"\x" else SYMLINK
+    )
+    monkeypatch.setattr(os, "readlink", lambda _: rf"..\..\blobs\{blob.name}")
+
+    with closing(FolderSource(str(snapshot))) as folder:
+        assert folder.open("x").read(0, 4) == b"blob"
+    with closing(FolderSource(str(tmp_path / "elsewhere"))) as folder, pytest.raises(FileUnavailable) as caught:
+        folder.open("1" * 40 + "/x")
+    assert caught.value.kind == "shard-link"
 
 
 @pytest.mark.parametrize("tag", [CLOUD, DEDUPLICATED])
