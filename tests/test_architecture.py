@@ -345,7 +345,10 @@ def test_the_public_functions_and_errors_are_light() -> None:
 
 
 def test_the_command_line_needs_neither_torch_nor_numpy() -> None:
-    assert {"torch", "numpy", "safetensors"}.isdisjoint(loaded_by("import ckptool.cli"))
+    loaded = loaded_by("import ckptool.cli")
+
+    assert {"torch", "numpy", "safetensors"}.isdisjoint(loaded)
+    assert "difflib" not in loaded, "from ckptool import MODULE asks ckptool for a name that is like it"
 
 
 def test_the_top_level_holds_what_belongs_there() -> None:

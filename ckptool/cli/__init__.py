@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from ckptool import __version__, system
+import ckptool.system as system
+from ckptool import __version__
 from ckptool.cli.text import error_text, print_in_any_encoding, say
 from ckptool.cli.verbs import Verbs, color_option
 from ckptool.errors import CkptoolError, reason_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.cli.text import say
 from ckptool.cli.verbs import Command, flag
 from ckptool.migration.migrate import migrate

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.checking.scan import ENDED
 from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, as_ours, reason_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ckptool import messages
+import ckptool.messages as messages
 from ckptool.checkpoints.summary import candidates
 from ckptool.cli.options import choices, pager_option
 from ckptool.cli.text import say

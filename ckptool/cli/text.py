@@ -18,7 +18,7 @@ from typing import Final
 
 import click
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import OPTION, CkptoolError
 from ckptool.messages import show, show_nbytes
 from ckptool.sections import Fact, Lines, Section, Table, cut_middle, fitted, section_lines

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from ckptool import __version__, system
+import ckptool.system as system
+from ckptool import __version__
 from ckptool.messages import show
 from ckptool.sources.paths import is_likely, near_to
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.modules import ModuleFacts
 from ckptool.checkpoints.weights import NameChanges, choose, prepare

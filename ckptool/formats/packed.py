@@ -7,7 +7,7 @@ member that holds a model's weights is opened; where several do, they are listed
 
 from __future__ import annotations
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
 from ckptool.checkpoints.parsed import Member, Parsed, Traits

@@ -33,7 +33,7 @@ from struct import pack
 from typing import Final, NoReturn
 from zlib import crc32
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.archives.archive import Archive, Record
 from ckptool.archives.zip_directory import (
     DESCRIPTOR_MAGIC,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.errors import MigrationRefused
 from ckptool.names import renaming
 

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from ckptool import messages
+import ckptool.messages as messages
 from ckptool.checking.check import CheckReport, Depth
 from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.finding import worst_of as worst_severity

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.checkpoints.contents import collect
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, NotACheckpoint, UnknownFormat

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Final
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.checkpoints.parsed import Parsed, PartOf, Remark
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
 from ckptool.formats import filenames

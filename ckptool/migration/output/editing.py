@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import BinaryIO, Final, NamedTuple
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
 from ckptool.migration.output import failed

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.closing import Closing
 from ckptool.errors import MissingPackage, OutputFailed
 from ckptool.migration.output import Output, failed

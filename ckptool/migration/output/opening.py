@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptool import system
+import ckptool.system as system
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some

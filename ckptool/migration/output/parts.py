@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
-from ckptool import system
+import ckptool.system as system
 
 _MARK = ".ckptool-"
 _END = ".part"
