@@ -320,7 +320,10 @@ def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option:
         return named
     if option == "weights":
         raise with_candidates(WeightsNotFound(f"there are no {_KINDS['module']}", kind="which-weights"), found, option)
-    raise with_candidates(WeightsNotFound(f"no state dict under {key!r}"), found, option, key)
+    fact = f"no state dict under {key!r}"
+    if key in checkpoint.keys():  # noqa: SIM118 - of the file, not of a dict
+        fact += f": what is there is a value, and ckptool.open_checkpoint(path)[{key!r}] gives it"
+    raise with_candidates(WeightsNotFound(fact), found, option, key)
 
 
 def _instead(checkpoint: Checkpoint) -> str:

@@ -503,3 +503,13 @@ def test_a_part_of_a_directory_is_dropped_by_its_name(folder: Path) -> None:
     refused("dir", "out", form="dcp", drop="model.c", match=r"nothing called 'model\.c'")
     migrate("dir", "out", form="dcp", drop="model.a")
     assert names("out") == ["model.b"]
+
+
+def test_a_key_of_a_value_is_said_to_be_one(folder: Path) -> None:
+    torch.save({"model": {"w": torch.ones(1)}, "epoch": 5, "scheduler": {"last_epoch": 5}}, "a.pth")
+    for key in ("epoch", "scheduler"):
+        said = run("migrate", "a.pth", "out.pth", "--key", key, code=1)
+        assert (
+            f"no state dict under '{key}': what is there is a value, and ckptool.open_checkpoint(path)['{key}']" in said
+        )
+    assert "is a value" not in run("migrate", "a.pth", "out.pth", "--key", "nothing", code=1)
