@@ -16,7 +16,6 @@ from itertools import chain, repeat
 from typing import Final
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.tars import BLOCK, is_tar
 from ckptool.archives.zip_directory import LOCAL_MAGIC
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
@@ -123,8 +122,13 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
     tars = {id(one.source) for one in checkpoint.archives if one.source.read(0, len(LOCAL_MAGIC)) != LOCAL_MAGIC}
     read = {id(stream.source) for stream in checkpoint.streams if stream.start == 0}
     shards = (shard.source for shard in checkpoint.shards)
-    own = (stream.source for stream in checkpoint.streams if checkpoint.member is not None)
-    sources = (checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards, *own)
+    sources = [checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards]
+    if checkpoint.member is not None:
+        sources += (stream.source for stream in checkpoint.streams)
+    if checkpoint.traits.is_plain:  # the archive that it is a member of is the last one
+        parts = (checkpoint.member or "").split("::")
+        names = ["::".join(parts[at:]) for at in range(len(parts))]
+        sources += (one.open(name) for one in checkpoint.archives[-1:] for name in names if name in one)
     for source in {id(one): one for one in sources}.values():
         if id(source) not in read:
             search.beginning(source)
@@ -132,11 +136,6 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
             search.as_tar(source)
         search.ending(source)
         search.flatbuffer(source)
-    parts = (checkpoint.member or "").split("::")
-    for archive in checkpoint.archives[-1:]:  # it is a member of this one, unless it is this one
-        for name in ("::".join(parts[at:]) for at in range(len(parts))):
-            if name in archive and is_tar(archive.head(name, BLOCK)):
-                search.as_tar(archive.open(name))
 
 
 def whole(

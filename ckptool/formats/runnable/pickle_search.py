@@ -67,12 +67,10 @@ _LONGEST_END: Final = END.size + 0xFFFF
 _FURTHER: Final = 2 << 12
 """Bytes before it that miniz, which reads zips for PyTorch, may look at as well, for it reads whole blocks."""
 _OF_PROGRAMS: Final = (
-    *(".py", "bytecode.pkl", "constants.pkl", ".json"),
-    *(".data/extern_modules", "archive_format", other_programs.NEMO),
+    *(".py\n", "bytecode.pkl\n", "constants.pkl\n", ".json\n", ".data/extern_modules\n", "archive_format\n"),
+    *(f"{other_programs.NEMO}\n", "/models/", "/aotinductor/"),
 )
-"""Ends of the names of programs;"""
-_FOLDERS: Final = ("/models/", "/aotinductor/")
-"""folders of others."""
+"""Ends of the names of programs, and folders of others, in a list of names by lines."""
 _FLATBUFFER: Final = b"PTMF"
 _PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
@@ -458,11 +456,7 @@ class Search:
         begin, legacy_at, left = at, at, 0
         is_marked = where.nested_at is None and source.read(at, 1) == b"\x80"
         while at < source.nbytes:
-            head = source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))
-            if head.startswith(LOCAL_MAGIC):
-                self.inside(SliceSource(source, at, source.nbytes - at), where._replace(nested_at=at))
-                return
-            if not left and is_legacy(head):
+            if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
                 legacy_at, left = at, _OF_LEGACY
             end = self._unread(source, at, where, is_sure=is_sure)
             if end < 0:
@@ -514,8 +508,8 @@ class Search:
         if isinstance(found, Archive):
             self.foreign(record, other_programs.among(found, found.head))
         if isinstance(found, (Archive, Remnant)):
-            lowered = (f"/{name.lower()}" for name in (found if isinstance(found, Archive) else [found.name]))
-            if not any(name.endswith(_OF_PROGRAMS) or any(map(name.__contains__, _FOLDERS)) for name in lowered):
+            names = "\n/".join(found if isinstance(found, Archive) else [found.name]).lower()
+            if not any(map(f"/{names}\n".__contains__, _OF_PROGRAMS)):
                 return
         from ckptool.formats.runnable import programs  # few hold some
 

@@ -75,14 +75,17 @@ def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True)
     is_exported = not is_whole or any(one.endswith(_EXPORTED) for one in ends)
     if is_whole and any(one.endswith(_PACKAGE) for one in ends):
         yield from _sources(names, record)
-    elif is_whole and any(one.endswith("/constants.pkl") or _is_torchscript(one) for one in ends):
+    elif is_whole and any(
+        one.endswith("/constants.pkl") or _reader(one, is_exported=False) in (of_source, of_byte_code) for one in ends
+    ):
         yield of_kind("TorchScript", record)
     if is_exported:
         yield from [of_kind(EXPORTED, record)] if is_whole else ()
     yield from islice(_compiled(names, record), _MOST_ACTS)
     left, unread, found = _MOST_READ, 0, 0
     for name, nbytes, opened in members:
-        if not _is_program(name, is_exported=is_exported):
+        read = _reader(name, is_exported=is_exported)
+        if read is None:
             continue
         if nbytes > left:
             unread += 1
@@ -93,7 +96,7 @@ def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True)
             data = content.read(0, content.nbytes)
         except Failure:
             continue  # that it cannot be read is said elsewhere
-        for act in _of_data(name, data, place(record, name)):
+        for act in read(data, place(record, name)):
             found += 1
             if found > _MOST_ACTS:
                 return
@@ -102,24 +105,16 @@ def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True)
         raise LimitExceeded(f"{counted(unread, 'program')}: all together are more than {show_nbytes(_MOST_READ)}")
 
 
-def _is_torchscript(name: str) -> bool:
-    return "code/" in name if name.endswith(".py") else name.endswith("bytecode.pkl")
-
-
-def _is_program(name: str, *, is_exported: bool) -> bool:
-    lowered = name.lower()  # as torch's reader looks for its members
-    is_graph = lowered.endswith(".json") or (is_exported and _GRAPHS in lowered)
-    return is_graph or name.endswith(NEMO) or _is_torchscript(lowered)
-
-
-def _of_data(name: str, data: bytes, record: str) -> Iterable[Act]:
-    kind = name.lower()
-    if kind.endswith("bytecode.pkl"):
-        return of_byte_code(data, record)
-    if name.endswith(NEMO) or kind.endswith(".py"):
-        read = of_settings if name.endswith(NEMO) else of_script
-        return read(str(data, "utf-8", "replace"), record)
-    return of_graph(data, record)
+def _reader(name: str, *, is_exported: bool) -> Callable[[bytes, str], Iterator[Act]] | None:
+    """Return what reads a member by its name, which torch looks for in lower case; None if it is no program."""
+    lowered = name.lower()
+    if name.endswith(NEMO):
+        return lambda data, record: of_settings(str(data, "utf-8", "replace"), record)
+    if lowered.endswith(".json") or (is_exported and _GRAPHS in lowered):
+        return of_graph
+    if lowered.endswith("bytecode.pkl"):
+        return of_byte_code
+    return of_source if lowered.endswith(".py") and "code/" in lowered else None
 
 
 def _sources(names: Iterable[str], record: str) -> Iterator[Act]:
@@ -195,8 +190,9 @@ _LENGTH_WITHOUT_NUL: Final = 1 << 24
 _TEXT_OF_PICKLE: Final = re.compile(rb"X(....)", re.DOTALL)
 
 
-def of_script(text: str, record: str) -> Iterator[Act]:
+def of_source(data: bytes, record: str) -> Iterator[Act]:
     """Yield the operators of a TorchScript class that open files."""
+    text = str(data, "utf-8", "replace")
     if not _OF_ANY(text):
         return
     code = _ESCAPE_IN_CODE.sub("  ", text)
@@ -241,8 +237,7 @@ def _in_flatbuffer(data: bytes, record: str) -> Iterator[Act]:
         if end - start >= _LENGTH_WITHOUT_NUL:
             yield of_program("a program", "a long program", UNFOLLOWED, record, start)
             continue
-        text = str(data[start:end], "utf-8", "replace")
-        yield from (act._replace(offset=start) for act in of_script(text, record))
+        yield from (act._replace(offset=start) for act in of_source(data[start:end], record))
 
 
 def _opens_files(library: str, operator: str) -> bool:
