@@ -6,11 +6,13 @@ The device tags that storages get in a migrated file: one for all, or for each o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ckptool.arguments import check_arguments
 from ckptool.checkpoints.weights import WeightsChoice
+from ckptool.errors import MigrationRefused
 from ckptool.names import renaming
 from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.tensor import TensorInfo
@@ -19,6 +21,8 @@ _MEANT: Final = {"device": "to", "map_location": "to", "format": "form", "overwr
 """What people call the arguments of ``migrate``."""
 DeviceTags: TypeAlias = str | Mapping[str, str]
 """One tag for everything, or new tags by old ones, as ``map_location`` takes them: others stay."""
+_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B)\s*", re.IGNORECASE)
+_STEPS: Final = "KMGT"
 
 
 def new_tag(tags: DeviceTags | None, old: str) -> str:
@@ -220,3 +224,28 @@ def changes_of(given: Changes | None, options: Mapping[str, Any], verb: str = "m
     if not isinstance(changes.dtype, str | None) and "dtype" not in type(changes.dtype).__name__.lower():
         raise TypeError(f"dtype takes str | torch.dtype | None, not {type(changes.dtype).__name__}")
     return changes
+
+
+def size_in_bytes(size: int | str) -> int:
+    """
+    Return how many bytes a size is: ``"5GB"`` counts in thousands, ``"5GiB"`` in steps of 1024.
+
+    Raises:
+        MigrationRefused: It is not a size, or not one byte.
+    """
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    nbytes = size if isinstance(size, int) else 0
+    if match:
+        number, step, binary = match.groups()
+        factor = (1024 if binary else 1000) ** (_STEPS.index(step.upper()) + 1 if step else 0)
+        nbytes = int(float(number) * factor) if "." in number else int(number) * factor
+    if nbytes < 1:
+        raise MigrationRefused(
+            f"not a size of shards: {size!r}", kind="not-a-size", hint="Sizes are written like '5GB' or '500MiB'."
+        )
+    return nbytes
+
+
+def most_nbytes_of(changes: Changes) -> int | None:
+    """Return how large a file of a folder may be; None where there is no such limit."""
+    return None if changes.max_shard_size is None else size_in_bytes(changes.max_shard_size)

@@ -34,9 +34,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
-from ckptool.migration.changes import Changes
+from ckptool.migration.changes import Changes, most_nbytes_of
 from ckptool.migration.plan import OutFile, Part, Plan, file_of_bytes, is_plain, split
-from ckptool.migration.safetensors_plan import most_nbytes_of
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes

@@ -19,7 +19,6 @@ https://github.com/huggingface/huggingface_hub; src/huggingface_hub/serializatio
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,7 @@ from ckptool.checkpoints.parsed import Recorded
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
 from ckptool.formats.safetensors import RESERVED, encode
-from ckptool.migration.changes import Changes
+from ckptool.migration.changes import Changes, most_nbytes_of
 from ckptool.migration.plan import OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
@@ -46,8 +45,6 @@ _DTYPE_ORDER: Final = (
 _NEWER_DTYPES: Final = {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
 """Those that releases of the reference library before 0.8 may not know: they refuse the whole file."""
 _LENGTH_NBYTES: Final = 8
-_SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B)\s*", re.IGNORECASE)
-_STEPS: Final = "KMGT"
 _INDEX: Final = "model.safetensors.index.json"
 
 
@@ -220,31 +217,6 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
         same.setdefault(identity(tensor.info), []).append(name)
     groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
     return {name: names[0] for names in groups for name in names[1:]}
-
-
-def size_in_bytes(size: int | str) -> int:
-    """
-    Return how many bytes a size is: ``"5GB"`` counts in thousands, ``"5GiB"`` in steps of 1024.
-
-    Raises:
-        MigrationRefused: It is not a size, or not one byte.
-    """
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    nbytes = size if isinstance(size, int) else 0
-    if match:
-        number, step, binary = match.groups()
-        factor = (1024 if binary else 1000) ** (_STEPS.index(step.upper()) + 1 if step else 0)
-        nbytes = int(float(number) * factor) if "." in number else int(number) * factor
-    if nbytes < 1:
-        raise MigrationRefused(
-            f"not a size of shards: {size!r}", kind="not-a-size", hint="Sizes are written like '5GB' or '500MiB'."
-        )
-    return nbytes
-
-
-def most_nbytes_of(changes: Changes) -> int | None:
-    """Return how large a file of a folder may be; None where there is no such limit."""
-    return None if changes.max_shard_size is None else size_in_bytes(changes.max_shard_size)
 
 
 def _open_with_reference(path: str, names: list[str], dtypes: set[str | None]) -> str | None:

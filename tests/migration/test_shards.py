@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ckptool import CkptoolError, migrate, open_checkpoint
-from ckptool.migration.safetensors_plan import size_in_bytes
+from ckptool.migration.changes import size_in_bytes
 from tests.corpus.files import FOLDER
 from tests.migration.refused import refused
 
