@@ -140,14 +140,14 @@ def as_ours(error: Exception) -> CkptoolError:
     return CkptoolError(f"{type(error).__name__}: {error}", kind="unforeseen")
 
 
-_SHARING_VIOLATION: Final = 32  # ERROR_SHARING_VIOLATION of Windows
+_ON_WINDOWS: Final = {32: "another program has it open", 123: "Windows has no such names", 206: "its path is too long"}
+"""What errors of Windows mean that have the number of another one elsewhere."""
 
 
 def reason_of(error: OSError) -> str:
     """Return why the system refused something."""
-    if getattr(error, "winerror", None) == _SHARING_VIOLATION:
-        return "another program has it open"
-    return os.strerror(error.errno).lower() if error.errno else str(error)
+    found = _ON_WINDOWS.get(getattr(error, "winerror", 0))
+    return found or (os.strerror(error.errno).lower() if error.errno else str(error))
 
 
 def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:

@@ -45,6 +45,7 @@ _PAUSES: Final = (0.02, 0.08, 0.3, 0.6)
 _LOCK_AT_ONCE: Final = 3  # LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY
 _LOCKED_BYTE: Final = 1 << 62
 _IS_LOCKED: Final = 33  # ERROR_LOCK_VIOLATION
+_HERE: Final = (2, 3, 6)  # DRIVE_REMOVABLE, DRIVE_FIXED, DRIVE_RAMDISK
 _SYNCHRONIZE: Final = 0x10_0000
 _NO_SUCH_PROCESS: Final = 87  # ERROR_INVALID_PARAMETER
 _LONGEST_PATH: Final = 1 << 15
@@ -374,14 +375,20 @@ CAN_EDIT = False
 
 def lock(fd: int) -> bool | None:
     """
-    Lock an open file until it is closed; return False if it is locked, None where there are no locks, as for a folder.
+    Lock an open file until it is closed; return False if it is locked, None where there are no locks.
 
-    Of a file it is a byte far behind its end, as what is locked cannot be read.
+    It is a byte far behind the end, as what is locked cannot be read. A folder cannot be locked, which is True for one
+    on a drive of this machine: only processes of it are to be asked for.
     """
     at = _Overlapped(offset=_LOCKED_BYTE)
     if _KERNEL.LockFileEx(_handle(fd), _LOCK_AT_ONCE, 0, 1, 0, ctypes.byref(at)):
         return True
-    return False if ctypes.get_last_error() == _IS_LOCKED else None
+    if ctypes.get_last_error() == _IS_LOCKED:
+        return False
+    place = path_of(fd)
+    return (
+        True if os.path.isdir(place) and _KERNEL.GetDriveTypeW(f"{os.path.splitdrive(place)[0]}\\") in _HERE else None
+    )
 
 
 def lock_records(fd: int) -> bool | None:  # noqa: ARG001 - there is one kind of locks

@@ -84,11 +84,15 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not
     )
     for one in (left, live, aside):
         shutil.copy(source, one)
+    folder = tmp_path / f".folder.ckptool-{dead_pid()}-00c0ffee.part"
+    folder.mkdir()
+    shutil.copy(source, folder / "__0_0.distcp")
     assert system.is_alive(os.getpid())
     run("migrate", source, tmp_path / "out.pth", "--to", "cpu")
+    run("migrate", source, tmp_path / "folder", "--form", "dcp")
     assert "exists already" in run("migrate", source, tmp_path / "old.pth", "--to", "cpu", code=2).stderr
 
-    assert names_in(tmp_path) == {"source.pth", "out.pth", live.name, "old.pth"}
+    assert names_in(tmp_path) == {"source.pth", "out.pth", "folder", live.name, "old.pth"}
     assert (tmp_path / "old.pth").read_bytes() == source.read_bytes()
 
 
@@ -170,4 +174,12 @@ def test_an_edit_in_place_is_done_or_refused_before_anything_is_written(source: 
 
     assert (result.exit_code, source.read_bytes() == old) == ((0, False) if system.CAN_EDIT else (1, True))
     assert system.CAN_EDIT or "files are not edited in place on Windows\nHint: Write a copy" in result.stderr
+    assert names_in(tmp_path) == {"source.pth"}
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="names are free")
+def test_a_name_that_windows_does_not_have_is_an_error(source: Path, tmp_path: Path) -> None:
+    said = run("migrate", source, tmp_path / "a?.pth", "--to", "cpu", code=2).stderr
+
+    assert said.endswith("a?.pth: cannot be written: Windows has no such names\n")
     assert names_in(tmp_path) == {"source.pth"}
