@@ -147,7 +147,7 @@ def _opened(folder: int | None, name: str, how: int) -> int:
         return _created(name, _READ, _OPEN_EXISTING, how)
     if "\0" in name:
         raise ValueError("embedded null character")
-    if ":" in name:  # a stream of a file has no name of its own
+    if ":" in name or "\\" in name:  # a stream of a file, or a path
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     nbytes = len(name.encode("utf-16-le", "surrogatepass"))
     text = _Text(nbytes, nbytes, name)

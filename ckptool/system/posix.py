@@ -53,7 +53,7 @@ def open_reading(path: str) -> int:
 
 
 def open_folder(path: str) -> int:
-    """Return a descriptor of a folder, to open what is in it. It can be one that may be entered and not listed."""
+    """Return a descriptor of a folder, to open what is in it. On Linux it may be one that can be entered alone."""
     return os.open(path, _FOLDER)
 
 

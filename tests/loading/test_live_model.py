@@ -25,9 +25,11 @@ from safetensors.torch import save
 from torch import nn
 
 import ckptool
+import ckptool.system as system
 from ckptool import Cancellation, LiveModel
 from ckptool.loading.serving import commit as commits
 from ckptool.loading.serving import live_model as live_module
+from ckptool.loading.serving.watcher import _Waiting
 from ckptool.reference.nets import MLP, LeNet, TiedReader
 from tests import where
 from tests.loading.same import assert_same, descriptors, resident_nbytes, saved
@@ -636,6 +638,22 @@ def test_a_path_that_is_replaced_more_often_than_it_is_looked_at_is_loaded(
         last = path.read_bytes() == files[1].read_bytes()
         expected = lenet(2 if last else 1)(IMAGES)
         assert within(20, lambda: torch.equal(live(IMAGES), expected))  # the last that was put there serves
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_file_that_waits_is_kept_open_where_that_keeps_nobody_from_replacing_it(
+    blocks: bool, files: tuple[Path, Path], path: Path, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "BLOCKS_NAMES", blocks)
+    before, waiting = descriptors(), _Waiting()
+    waiting.keep(str(path))
+    assert descriptors() - before == (0 if blocks else 1)
+    waiting.keep(None)
+    with LiveModel(LeNet().eval(), path) as live:
+        live.watch(path, every=0.02, on_reload=told.append)
+        put(path, files[1].read_bytes())
+        assert within(20, lambda: len(told) == 1)
+        assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
 
 
 def test_a_bad_file_is_told_once_and_a_good_one_after_it_is_loaded(
