@@ -101,10 +101,11 @@ def _nothing_to_drop(checkpoint: Checkpoint, path: str) -> MigrationRefused:
         inside = dict.fromkeys(name.partition(".")[0] for name in one if one.role not in NO_WEIGHTS)
         there |= {name: _joined(one.key, name) for name in inside if name not in there}
     listed = some([for_shell(there[name]) for name in by_likeness(path, there)], _LISTED)
+    apart = "Name each by itself. " if "," in path else ""
     return MigrationRefused(
         f"there is nothing called {path!r} to drop",
         kind="nothing-to-drop",
-        hint=f"{f'In {for_shell(head)}' if head else 'At its top'} there are: {listed}" if listed else None,
+        hint=f"{apart}{f'In {for_shell(head)}' if head else 'At its top'} there are: {listed}" if listed else None,
     )
 
 

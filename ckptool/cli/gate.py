@@ -70,7 +70,8 @@ def policy_of(options: Mapping[str, Any]) -> Policy | None:
             for word in options[name]:
                 refuse_unknown_word(word, known)
     except MalformedFile as error:
-        raise click.BadParameter(f"{error.message}. {error.hint}") from error
+        hint = "The option is given once for each." if "," in word else error.hint
+        raise click.BadParameter(f"{error.message}. {hint}") from error
     found = read_policy(options["policy"]) if options["policy"] else Policy()
     for option, codes in _NEEDED.items():
         unseen = [code for code in options["fail_on"] or found.fail_on or () if code in codes]

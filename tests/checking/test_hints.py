@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ckptool import check
@@ -230,3 +230,12 @@ def test_no_command_takes_one_of_several_state_dicts(names: tuple[str, str], tmp
 
     assert not [one.command for one in report.findings if one.command and "--key" in one.command]
     assert [one.hint for one in report.findings if one.hint and "It holds 2 state dicts: take one" in one.hint]
+
+
+def test_safetensors_stay_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"module.w": torch.ones(2), "module.v": torch.ones(3)}, "x.safetensors")
+    (found,) = [one for one in check("x.safetensors").findings if one.code == "CK301"]
+    assert found.command == "ckptool migrate x.safetensors --form safetensors --strip-module"
+    assert "torch.load" not in str(found.hint)
+    assert load_file(json.loads(run(found))["target"]).keys() == {"w", "v"}

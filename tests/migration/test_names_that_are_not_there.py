@@ -505,6 +505,13 @@ def test_a_part_of_a_directory_is_dropped_by_its_name(folder: Path) -> None:
     assert names("out") == ["model.b"]
 
 
+def test_several_in_one_option_are_told_apart(folder: Path) -> None:
+    torch.save({"model": {"w": torch.ones(1)}, "epoch": 5, "note": ""}, "a.pth")
+    said = run("migrate", "a.pth", "out.pth", "--drop", "epoch,note", code=1)
+    assert "Hint: Name each by itself. At its top there are: " in said
+    assert "once for each" in run("check", "a.pth", "--fail-on", "system,code", code=2)
+
+
 def test_a_key_of_a_value_is_said_to_be_one(folder: Path) -> None:
     torch.save({"model": {"w": torch.ones(1)}, "epoch": 5, "scheduler": {"last_epoch": 5}}, "a.pth")
     for key in ("epoch", "scheduler"):
