@@ -16,7 +16,8 @@ import torch
 
 from ckptool.checkpoints.weights import names_matching
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature, WeightsMismatch
-from ckptool.loading.memory.placement import torch_dtype
+from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement, torch_dtype
+from ckptool.loading.memory.threads import castable
 from ckptool.messages import some
 from ckptool.names import matching
 from ckptool.names.matching import KeyMatch, Rename, Renames, Shape, Shapes, as_options, is_benign
@@ -59,6 +60,32 @@ class FillPlan(NamedTuple):
     def taken(self) -> dict[str, LazyTensor]:
         """The file's tensors by the names of the model."""
         return {one.name: one.source for one in self.targets}
+
+
+def check_model(model: object) -> None:
+    """Raise TypeError unless this is a model."""
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise TypeError(f"model is the class {model.__name__}: make one, as {model.__name__}()")
+    if not isinstance(model, torch.nn.Module):
+        kind = type(model).__name__
+        raise TypeError(f"model is a torch.nn.Module, not a {kind}: the checkpoint is the second argument")
+
+
+def check_placing(
+    model: torch.nn.Module, map_location: MapLocation, device: str | torch.device | None, dtype: object
+) -> tuple[Placement, torch.dtype | None]:
+    """Return device and type for what is on meta; raise ValueError where no tensor of a model would get them."""
+    place, cast_to = placement(map_location, device), castable(dtype)
+    where, found = place.everywhere, (place, cast_to)
+    tensors = (*model.parameters(), *model.buffers())
+    if (cast_to is None and where in (None, CPU)) or any(tensor.is_meta for tensor in tensors):
+        return found
+    what = "is for tensors on the meta device, and the model has none: those that it has keep theirs"
+    if any(cast_to not in (None, one.dtype) for one in tensors if one.dtype.is_floating_point):
+        raise ValueError(f"dtype={cast_to} {what}. Cast the model, as model.to({cast_to})")
+    if where not in (None, CPU) and tensors and all(one.device != where for one in tensors):
+        raise ValueError(f"map_location='{where}' {what}. Move the model, as model.to('{where}')")
+    return found
 
 
 def plan(

@@ -40,7 +40,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
-from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
+from ckptool.loading.memory.placement import MapLocation, placement
 from ckptool.loading.memory.threads import castable
 from ckptool.loading.shard import Shard, share_of
 from ckptool.messages import show, some
@@ -245,32 +245,6 @@ def refuse_broken_quantized(
 def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None:
     """Return what ``dtype=`` makes of a tensor; None if it stays as it is."""
     return dtype if dtype is not None and tensor.dtype in CASTABLE else None
-
-
-def check_model(model: object) -> None:
-    """Raise TypeError unless this is a model."""
-    if isinstance(model, type) and issubclass(model, torch.nn.Module):
-        raise TypeError(f"model is the class {model.__name__}: make one, as {model.__name__}()")
-    if not isinstance(model, torch.nn.Module):
-        kind = type(model).__name__
-        raise TypeError(f"model is a torch.nn.Module, not a {kind}: the checkpoint is the second argument")
-
-
-def check_placing(
-    model: torch.nn.Module, map_location: MapLocation, device: str | torch.device | None, dtype: object
-) -> tuple[Placement, torch.dtype | None]:
-    """Return device and type for what is on meta; raise ValueError where no tensor of a model would get them."""
-    place, cast_to = placement(map_location, device), castable(dtype)
-    where, found = place.everywhere, (place, cast_to)
-    tensors = (*model.parameters(), *model.buffers())
-    if (cast_to is None and where in (None, CPU)) or any(tensor.is_meta for tensor in tensors):
-        return found
-    what = "is for tensors on the meta device, and the model has none: those that it has keep theirs"
-    if any(cast_to not in (None, one.dtype) for one in tensors if one.dtype.is_floating_point):
-        raise ValueError(f"dtype={cast_to} {what}. Cast the model, as model.to({cast_to})")
-    if where not in (None, CPU) and tensors and all(one.device != where for one in tensors):
-        raise ValueError(f"map_location='{where}' {what}. Move the model, as model.to('{where}')")
-    return found
 
 
 def chosen_weights(

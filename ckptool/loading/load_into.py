@@ -24,11 +24,9 @@ from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice, as_it_is
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.fill_plan import FillPlan, Target, fits_bytewise, model_tensors
+from ckptool.loading.fill_plan import FillPlan, Target, check_model, check_placing, fits_bytewise, model_tensors
 from ckptool.loading.load import (
     cast_of,
-    check_model,
-    check_placing,
     dense,
     opened,
     refuse_broken_quantized,

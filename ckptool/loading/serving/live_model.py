@@ -43,8 +43,8 @@ from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, let_go
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
-from ckptool.loading.fill_plan import FillPlan
-from ckptool.loading.load import check_model, check_placing, opened, torch_state_dict
+from ckptool.loading.fill_plan import FillPlan, check_model, check_placing
+from ckptool.loading.load import opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows_in, tied_apart
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.loading.memory.host import Mmap, buffer_of
