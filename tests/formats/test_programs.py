@@ -485,7 +485,14 @@ def test_a_layout_of_arguments_imports_nothing_that_reaches_the_system(layout: s
     assert has_programs("p/models/model.json", of_model(out_spec=layout)) != LAYOUTS[layout]
 
 
-@each("name", ["x", "b_b_running_mean", "a.b.0", "x=__import__('os').abort()", "x: eval(1)", "a\nb"])
+@each("name", ["torch.add", "x y"])
+def test_a_name_of_a_value_is_one_variable(name: str) -> None:
+    for found in ({"as_tensor": {"name": name}}, {"forward_arg_names": [name]}, {"as_sym_int": {"as_name": name}}):
+        assert has_programs("p/models/model.json", of_model(**found))
+    assert not has_programs("p/models/model.json", of_model(fqn=name))
+
+
+@each("name", ["x", "b_b_running_mean", "x=__import__('os').abort()", "x: eval(1)", "a\nb"])
 def test_a_name_is_no_code(name: str) -> None:
     for found in (
         {"as_tensor": {"name": name}},

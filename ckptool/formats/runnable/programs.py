@@ -252,6 +252,8 @@ def _opens_files(library: str, operator: str) -> bool:
 _LONGEST_FORMULA: Final = 1 << 14
 _FREE: Final = words("stack_trace nn_module_stack source_fn_stack torch_fn from_node custom as_string as_strings")
 """Keys of texts that torch keeps, or gives to operators as they are."""
+_NAMES: Final = ("name", "as_name", "forward_arg_names")
+"""Keys of names of values, which become variables."""
 _PLAIN: Final = re.compile(r"[\w .:/@+*-]*").fullmatch
 """Any other text: names, some of which torch writes into source code that it compiles. It can call nothing."""
 _TARGET: Final = re.compile(
@@ -344,7 +346,8 @@ def _why_of_text(key: str, text: str) -> str | None:
         if found is None:
             return EVALUATES if text.startswith(_LOOKED_UP) else None
         return FILES if found[1] and _opens_files(found[1], found[2]) else None
-    return None if _PLAIN(text) else EVALUATES
+    is_plain = text.isidentifier() or not text if key in _NAMES else _PLAIN(text) is not None
+    return None if is_plain else EVALUATES
 
 
 @lru_cache(maxsize=256)
