@@ -18,6 +18,8 @@ from typing import IO, Any
 
 import pytest
 
+from ckptool import system
+
 PACKAGES = [
     name for name in ("torch", "numpy", "sklearn", "scipy", "fastapi", "obstore", "joblib") if find_spec(name) is None
 ]
@@ -74,8 +76,12 @@ def _can_link() -> bool:
         return os.path.lexists(Path(folder) / "link")
 
 
+SYSTEM = sys.modules[system.open_reading.__module__]
+"""The module that makes the calls of this system."""
+
 LINKS = _can_link()
-links = pytest.mark.skipif(not LINKS, reason="Windows: symbolic links need a right there, and Wine makes none")
+NO_LINKS = "Windows: symbolic links need a right there, and Wine makes none"
+links = pytest.mark.skipif(not LINKS, reason=NO_LINKS)
 
 
 def lead_to(source: Path, place: Path) -> None:

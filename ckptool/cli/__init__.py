@@ -36,7 +36,7 @@ def _ends_unread() -> Iterator[None]:
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.raise_signal(signal.SIGPIPE)
-        sys.exit(2)
+        os._exit(2)  # at once, like a signal: what is left to print would fail again
 
 
 class _Command(Verbs):

@@ -44,6 +44,8 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 def watch(event, args):
     if not armed or event in ("builtins.id", "array.__new__", "os.scandir"):  # what is beside a part is looked for
         return
+    if os.name == "nt" and event.startswith(("ctypes.", "msvcrt.")):  # by which files are opened there
+        return
     if event == "open" and args[0] in asked["watched"] and not args[2] & WRITING:
         return
     happened.append([event, repr(args)[:200]])
@@ -74,7 +76,7 @@ for path in asked["watched"]:
 if asked["alarm"]:
     import canary
     exec("1")
-    os.system("true")
+    os.system("exit 0")
     open(os.devnull, "w").close()
 armed = False
 loaded = sorted(set(sys.modules) - before | {"torch", "numpy", "pickle", "canary"} & set(sys.modules))

@@ -20,8 +20,8 @@ from ckptool import Changes, MigrationReport, migrate
 from ckptool.migration import output
 from ckptool.migration.output import editing
 from ckptool.sources.journal import journal_path
-from ckptool.system import posix
 from tests.migration.disk import Disk, Files, State
+from tests.missing import SYSTEM
 
 SHORTER: Final = Changes(strip_module=True)
 LONGER: Final = Changes(rename=[("^", "wrapped.in.longer.names.")], to="cuda:1")
@@ -67,7 +67,7 @@ def write(layout: str, folder: Path, count: int = 8) -> Path:
 def on(disk: Disk) -> Iterator[None]:
     """Let files be edited on a disk."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (editing, output, posix):
+        for module in (editing, output, SYSTEM):
             patch.setattr(module, "os", disk)
         yield
 

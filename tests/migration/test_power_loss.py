@@ -15,13 +15,12 @@ import pytest
 from ckptool import migrate
 from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
-from ckptool.system import posix
 from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
 from tests.migration.test_outputs import OLD, checkpoint
-from tests.missing import only_linux
+from tests.missing import SYSTEM, only_linux
 from tests.scale import scaled, times
 
-pytestmark = only_linux("/proc, O_TMPFILE")
+pytestmark = only_linux("the disk that is simulated takes the calls of Linux")
 
 BLOCK = 4096
 CHOICES = times(3, 8)
@@ -49,7 +48,7 @@ def logged(
     if old:
         (folder / target).write_bytes(OLD)
     disk = Disk()
-    for module in (outputs, posix):
+    for module in (outputs, SYSTEM):
         monkeypatch.setattr(module, "os", disk)
     migrate(folder / "source.pth", folder / target, to="cpu", force=old, verify=verify)
     return disk.log
@@ -106,7 +105,7 @@ def test_what_is_written_behind_a_sync_is_synced_again(
 ) -> None:
     (tmp_path / "out.pth").write_bytes(OLD)
     disk = Disk()
-    for module in (outputs, posix):
+    for module in (outputs, SYSTEM):
         monkeypatch.setattr(module, "os", disk)
     with Output(str(tmp_path / "out.pth"), force=True) as output:
         output.write(b"a" * 10_000)

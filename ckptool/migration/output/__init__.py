@@ -68,6 +68,8 @@ class Output(Closing):
         self.position = 0
         """Bytes appended so far; the last of them may wait for more before they go to the file together."""
         self._waiting = bytearray()
+        self._gap_end: int | None = None
+        """Where to go on behind a gap: only once it is filled, as on Windows whoever writes at a position moves it."""
         self._written = 0
         self.other_names = 0
         """Other names of the file that was replaced, which still lead to what it was."""
@@ -113,6 +115,9 @@ class Output(Closing):
 
     def _write_out(self, view: memoryview) -> None:
         try:
+            if self._gap_end is not None and view:
+                os.lseek(self._fd, self._gap_end, os.SEEK_SET)
+                self._gap_end = None
             while view:
                 count = os.write(self._fd, view)
                 self._written += count
@@ -129,10 +134,7 @@ class Output(Closing):
         """Leave a gap of ``nbytes`` that ``fill`` will write, in any order, and return where it begins."""
         self.flush()
         start, self.position = self.position, self.position + nbytes
-        try:
-            os.lseek(self._fd, self.position, os.SEEK_SET)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._gap_end = self.position
         return start
 
     def fill(self, position: int, view: memoryview) -> None:
@@ -276,10 +278,9 @@ class Output(Closing):
 
 def real_path(path: str) -> str:
     """Return the path of what is written: a link stays a link, and what it points to is replaced."""
-    try:
-        return os.path.realpath(path)
-    except ValueError as error:  # a NUL in it
-        raise OutputFailed("not a path", kind="not-a-path") from error
+    if "\0" in path:
+        raise OutputFailed("not a path", kind="not-a-path")
+    return os.path.realpath(path)
 
 
 def mode_there(path: str, shown: str) -> int | None:

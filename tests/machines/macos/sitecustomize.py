@@ -11,6 +11,7 @@ import io
 import mmap
 import os
 import sys
+import sysconfig
 from functools import wraps
 from importlib import import_module
 
@@ -20,6 +21,9 @@ for _name in (
     *("shutil", "socket", "subprocess", "tempfile", "tracemalloc", "urllib.request", "uuid", "webbrowser"),
 ):
     import_module(_name)
+
+sys.modules["tempfile"]._O_TMPFILE_WORKS = False
+sysconfig.get_config_vars()  # from a module that is named for the system
 
 INT_MAX = 2**31 - 1
 LINUX = {
