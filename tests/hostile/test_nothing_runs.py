@@ -26,6 +26,8 @@ CORPUS = ROOT.parent / "shared" / "corpus" / "files"
 
 WATCH = """
 import importlib, json, os, pkgutil, shlex, sys, zlib
+if os.name == "posix":
+    import resource
 import encodings.cp437, encodings.raw_unicode_escape, encodings.utf_8_sig
 sys.path[:0] = sys.argv[1:3]
 import ckptool
