@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -183,3 +184,27 @@ def test_a_name_that_windows_does_not_have_is_an_error(source: Path, tmp_path: P
 
     assert said.endswith("a?.pth: cannot be written: Windows has no such names\n")
     assert names_in(tmp_path) == {"source.pth"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has one way")
+@pytest.mark.parametrize("has_it", [True, False])
+def test_macos_is_asked_for_what_its_disks_keep_back(
+    has_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    asked: list[object] = []
+
+    def full(_fd: int, what: int) -> None:
+        if not has_it:
+            raise OSError(errno.ENOTSUP, "a network")
+        asked.append(what)
+
+    with (tmp_path / "file").open("wb") as stream, monkeypatch.context() as macos:
+        macos.setattr(sys, "platform", "darwin")
+        macos.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        macos.setattr(fcntl, "fcntl", full)
+        macos.setattr(os, "fsync", lambda _fd: asked.append("fsync"))
+        system.sync(stream.fileno())
+
+    assert asked == [51 if has_it else "fsync"]
