@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -119,8 +120,6 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:
 
 def most_descriptors() -> int | None:
     """Return how many descriptors the process may have; None if there is no limit."""
-    import resource  # one file alone needs no limit
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
