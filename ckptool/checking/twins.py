@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Final
 
-from ckptool.checking.finding import Finding, Severity, note
+from ckptool.checking.finding import Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import open_checkpoint
@@ -17,29 +17,23 @@ from ckptool.sources.source import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
-
-class _Values(NamedTuple):
-    """What a comparison of the values of two checkpoints gave, in names of tensors."""
-
-    unlike: list[str]
-    unread: list[str]
-    """Of two types, or without plain bytes; or there are too many views of the same bytes."""
+_NOT_COMPARED: Final = "the same names and shapes are there once more, with values that were not compared:"
+_EQUAL: Final = "the same weights are there once more, with equal values:"
 
 
 def compared(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Meter | None = None) -> Iterator[Finding]:
     """Yield CK161 for what lies beside a checkpoint; with a meter, values are compared too, and counted by it."""
-    same: list[str] = []
-    equal: list[str] = []
+    alike: dict[str, list[str]] = {}
     for one in (one for one in checkpoint.beside if one.role == "duplicate"):
         if is_far(one.path):
-            same.append(f"{one.name} (going by its name)")
+            alike.setdefault(_NOT_COMPARED, []).append(f"{one.name} (going by its name)")
             continue
-        values = None
+        parts, unlike, unread = list[str](), list[str](), list[str]()
         try:
             with open_checkpoint(one.path, limits=limits) as other:
                 parts = _parts(checkpoint, other)
                 if not parts and meter is not None:
-                    values = _values(checkpoint, other, limits, meter)
+                    unlike, unread = _values(checkpoint, other, limits, meter)
         except Failure as error:
             fact = f"{one.name} cannot be compared with what was opened: {error.message}"
             yield note("CK161", fact, severity="info")
@@ -48,27 +42,16 @@ def compared(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Met
             fact = f"{one.name} is no second form of what was opened: it has {'; '.join(parts)}"
             hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
             yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
-        elif values is None:
-            same.append(one.name)
-        elif values.unlike or values.unread:
-            yield _told(checkpoint, one.name, one.path, values)
+        elif unlike:
+            fact = f"other values in {counted(len(unlike), 'tensor')}: {some(unlike)}"
+            fact = f"{one.name} has the names and shapes of what was opened, and {fact}"
+            hint = "Loaders differ in which of them they take: keep the one that is meant."
+            yield note("CK161", fact, hint, command_line(checkpoint.path, "diff", one.path), severity="warning")
         else:
-            equal.append(one.name)
-    if same:
-        fact = f"the same names and shapes are there once more, with values that were not compared: {some(same)}"
-        yield note("CK161", fact, severity="info")
-    if equal:
-        yield note("CK161", f"the same weights are there once more, with equal values: {some(equal)}", severity="info")
-
-
-def _told(checkpoint: Checkpoint, name: str, path: str, values: _Values) -> Finding:
-    command = command_line(checkpoint.path, "diff", path)
-    severity: Severity = "warning" if values.unlike else "info"
-    facts = [f"other values in {counted(len(values.unlike), 'tensor')}: {some(values.unlike)}"] * bool(values.unlike)
-    facts += [f"values that were not compared: {some(values.unread)}"] * bool(values.unread)
-    hint = "Loaders differ in which of them they take: keep the one that is meant." if values.unlike else None
-    fact = f"{name} has the names and shapes of what was opened, and {'; '.join(facts)}"
-    return note("CK161", fact, hint, command, severity=severity)
+            what = f"{_NOT_COMPARED[:-1]} of {some(unread)}:" if unread else _EQUAL if meter else _NOT_COMPARED
+            alike.setdefault(what, []).append(one.name)
+    for what, names in alike.items():
+        yield note("CK161", f"{what} {some(names)}", severity="info")
 
 
 def _parts(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
@@ -98,12 +81,12 @@ def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
     return [name for name, info in own if (name, info.shape) not in there and identity(info) not in held]
 
 
-def _values(checkpoint: Checkpoint, other: Checkpoint, limits: Limits, meter: Meter) -> _Values:
-    """Compare the values of tensors that both have; a pair that is tied to an earlier one is not read again."""
+def _values(checkpoint: Checkpoint, other: Checkpoint, limits: Limits, meter: Meter) -> tuple[list[str], list[str]]:
+    """Return the tensors of both with other values; and those not compared: of two types, not plain, too many views."""
     from ckptool.torch_ops.differences import differ  # few are read
 
     own, others = _weights(checkpoint), _weights(other)
-    found = _Values([], [])
+    unlike, unread = list[str](), list[str]()
     left = limits.expanded(checkpoint.file_nbytes + other.file_nbytes)
     known: dict[tuple[object, ...], list[str] | None] = {}
     for name in (name for name in own if name in others):
@@ -114,9 +97,9 @@ def _values(checkpoint: Checkpoint, other: Checkpoint, limits: Limits, meter: Me
             meter.read(pair[1].nbytes)
             is_plain = all(one.info.storage is not None and one.info.layout == "strided" for one in pair)
             if left < 0 or not is_plain or pair[0].dtype != pair[1].dtype:
-                known[key] = found.unread
+                known[key] = unread
             else:
-                known[key] = found.unlike if differ(*pair) else None
+                known[key] = unlike if differ(*pair) else None
         if (names := known[key]) is not None:
             names.append(name)
-    return found
+    return unlike, unread
