@@ -34,7 +34,7 @@ from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable.acts import Act, Name, Survey, place
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import PADDING_NBYTES, Limits
-from ckptool.messages import cut
+from ckptool.messages import counted, cut
 from ckptool.pickles.alarms import Verdict, is_known
 from ckptool.pickles.judge import Judge
 from ckptool.pickles.machine import packed_nbytes
@@ -344,7 +344,8 @@ class Search:
             ends = range(part.start, min(part.stop, part.start + PADDING_NBYTES), _STEP)
             is_padding = not any(source.read(at, min(_STEP, part.stop - at)).strip(b"\0") for at in ends)
             if not is_padding or len(part) > PADDING_NBYTES:
-                self.miss(f"{record or 'the file'}: {len(part):,} bytes at {part.start:,}, no part of its format")
+                what = f"{counted(len(part), 'byte')} at {part.start:,} with no part in its format"
+                self.miss(f"{record or 'the file'}: {what}")
 
     def as_tar(self, source: Source, where: Place = _FILE) -> None:
         """Look at what is read as something else as a tar, too, if it is one: ``torch.load`` asks for that first."""
@@ -435,10 +436,9 @@ class Search:
         """Look at the pickles that a source begins with, if it does."""
         if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
             return
+        # Plain pickles have a stream of a storage for each tensor.
         if where.nested_at is None or not is_legacy(head) or self._judge.storage_of(source) is None:
-            self._pickles(
-                source, at, where, is_sure=is_sure
-            )  # plain pickles have a stream of a storage for each tensor
+            self._pickles(source, at, where, is_sure=is_sure)
 
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
