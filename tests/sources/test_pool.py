@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 
-from ckptool.errors import CkptoolError, SourceChanged
+from ckptool.errors import CkptoolError, FileUnavailable, SourceChanged
 from ckptool.sources.descriptors import NO_DESCRIPTOR, POOL, most_open, refuse_many_mappings
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.versions import check_names
@@ -211,3 +211,14 @@ def test_mappings_leave_half_of_the_descriptors_free(tmp_path: Path, monkeypatch
         refuse_many_mappings(fd)
     finally:
         os.close(fd)
+
+
+@on_windows("links need a right there")
+def test_a_link_on_the_way_to_a_folder_below_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "below").mkdir(parents=True)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "elsewhere")
+    with closing(FolderSource(str(tmp_path / "folder"))) as folder:
+        with pytest.raises(FileUnavailable) as caught:
+            folder.below("link/below")
+        assert caught.value.kind == "shard-link"
