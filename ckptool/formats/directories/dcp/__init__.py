@@ -100,8 +100,9 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     for name, value in values.items():
         distinct.setdefault(id(value), value.streams[0].inside(name))
     streams = [*index.streams, *distinct.values()]
+    as_safetensors = items.safetensors.files(index.entries.values())
     for file, source in files.sources.items():
-        if (end := index.files[file].end) < source.nbytes:
+        if (end := index.files[file].end) < source.nbytes and file not in as_safetensors:  # which fill their file
             streams.append(Stream(file, source, end, end, (), rest=end))
     remarks = [*_remarks(folder, index, files, items.safetensors), *_unread_values(index, errors, files)]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
@@ -119,7 +120,6 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     remarks += _missing_beside(folder, index, of_index)
     root, keys_beside = nested(leaves), taken - of_index
     del leaves, taken, of_index  # there may be very many, and what follows takes memory, too
-    as_safetensors = items.safetensors.files(index.entries.values())
     if as_safetensors:
         what = f"tensors are safetensors in {counted(len(as_safetensors), 'file')}, which "
         what += f"torch.distributed.checkpoint.load() does not read: {some(as_safetensors)}"
