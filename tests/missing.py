@@ -63,7 +63,7 @@ def on_windows(reason: str) -> pytest.MarkDecorator:
 def replace_open(path: Path, other: Path) -> None:
     """Give a file the name of one that is open: Windows lets nobody rename over that, but it can be renamed itself."""
     if sys.platform == "win32":
-        path.rename(path.with_name(f"{path.name}.old"))
+        path.replace(path.with_name(f"{path.name}.old"))
     other.replace(path)
 
 

@@ -19,7 +19,7 @@ Opened = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def opener() -> Iterator[Process]:
-    pytest.importorskip("resource", reason="limits on memory are POSIX's")
+    pytest.importorskip("resource", reason="Windows: it has no limits on memory for a process")
     started = Process("opener")
     yield started
     started.close()

@@ -508,6 +508,8 @@ def test_a_source_that_changes_while_we_read_back(
     for reader in ("ckptool.formats", "ckptool.migration.verify"):
         monkeypatch.setattr(f"{reader}.open_source", open_source)
 
+    if happen is replaced and os.name == "nt":
+        pytest.skip("Windows: what is replaced while it is open gets another name beside it")
     if happen in LEAVING:
         assert migrate(folder / "source", folder / target, to="cpu").verified
         assert (folder / target).read_bytes() == new
@@ -599,8 +601,10 @@ def flipping(monkeypatch: pytest.MonkeyPatch, position: int, bits: int) -> list[
 
     def flip(output: Output, start: int, stop: int) -> None:
         if start <= position < stop:
+            end = os.lseek(output._fd, 0, os.SEEK_CUR)
             byte = system.read_at(output._fd, 1, position)
             system.write_at(output._fd, bytes([byte[0] ^ bits]), position)
+            os.lseek(output._fd, end, os.SEEK_SET)  # on Windows, it is moved
             done.append(position)
 
     def write_and_flip(self: Output, data: bytes) -> None:

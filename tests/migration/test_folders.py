@@ -23,7 +23,7 @@ from tests.migration import test_faults, test_outputs
 from tests.migration.refused import refused
 from tests.migration.test_faults import BIG, Processes, job
 from tests.migration.test_outputs import SHARDS, checkpoint, dead_pid, names_in, open_descriptors
-from tests.missing import links
+from tests.missing import links, on_windows
 from tests.scale import scaled, step
 
 processes = test_faults.processes
@@ -254,6 +254,7 @@ def test_what_was_moved_aside_stays_where_it_may_be_anothers(folder: Path) -> No
     assert names_in(folder) == {"model.pth", name, aside.name}
 
 
+@on_windows("it has no locks on folders")
 def test_what_another_process_holds_stays(folder: Path) -> None:
     held = folder / f".out.ckptool-{dead_pid()}-0123abcd.part"
     held.mkdir()

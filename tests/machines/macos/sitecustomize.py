@@ -23,6 +23,7 @@ for _name in (
     import_module(_name)
 
 sys.modules["tempfile"]._O_TMPFILE_WORKS = False
+sys.modules["shutil"]._copyxattr = lambda *_, **__: None
 sysconfig.get_config_vars()  # from a module that is named for the system
 
 INT_MAX = 2**31 - 1
