@@ -22,6 +22,7 @@ from ckptool.errors import Failure
 from ckptool.formats import other_programs
 from ckptool.formats.runnable.acts import Act, Survey, place
 from ckptool.formats.runnable.pickle_search import Search
+from ckptool.formats.torch_zip import may_be_unpickled
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import canonical
 from ckptool.pickles.dangerous_names import words
@@ -269,9 +270,10 @@ def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) ->
     of_storages = {
         f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys
     }
+    of_storages = {name for name in of_storages if name in archive and not may_be_unpickled(archive, name)}
     of_storages |= _members_of_bytes(checkpoint, archive)
     for name, record in archive.items():
-        if name in known or not record.nbytes or (name in of_storages and not archive.may_hold_objects(name)):
+        if name in known or not record.nbytes or name in of_storages:
             continue
         if record.nbytes > _SHORT or not _IS_WORD(archive.head(name, _SHORT)):
             yield name

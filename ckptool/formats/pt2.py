@@ -33,8 +33,8 @@ _OLD_TENSORS = ("serialized_state_dict.pt", "serialized_constants.pt")
 _CLASS = "torch.export.ExportedProgram"
 _WEIGHTS = ("weights", "_weights_config.json")
 _CONSTANTS = ("constants", "_constants_config.json")
-_OBJECTS = ("custom_obj_", "opaque_obj_")
-"""What the names of constants begin with that are pickles of something else than a tensor."""
+_OBJECTS = ("/custom_obj_", "/opaque_obj_")
+"""What the names of constants begin with that are pickles of something else than a tensor; folders may follow."""
 
 
 def sniff(probe: Probe) -> bool:
@@ -79,7 +79,9 @@ def read(probe: Probe) -> Parsed:
 def _is_pickled(record: Record) -> bool:
     """Say whether a member is pickled, going by its name; those that were read as tensors are left out."""
     name = record.name.rpartition("/")[2]
-    return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or name.startswith(_OBJECTS)
+    return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or any(
+        one in record.name for one in _OBJECTS
+    )
 
 
 def _new_folder(archive: Archive) -> str | None:

@@ -31,6 +31,8 @@ TRAITS = Traits(has_tree=True, edited_by="member")
 
 _HEAD_NBYTES = 256
 """Where the name of the first member is."""
+_DEEPEST = 2
+"""Slashes in the name of a storage: an exported program has its pickles in ``<root>/data/weights/`` and the like."""
 NEWEST_VERSION = 10
 """kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
 
@@ -124,7 +126,12 @@ def storages_of_tree(archive: Archive) -> set[str]:
         except Failure:
             continue  # it is not known, and all members may be anything
         found |= {name for name, nbytes in sizes.items() if name in archive and archive[name].nbytes == nbytes}
-    return {name for name in found if not archive.may_hold_objects(name)}
+    return {name for name in found if not may_be_unpickled(archive, name)}
+
+
+def may_be_unpickled(archive: Archive, name: str) -> bool:
+    """Say whether other loaders may unpickle a storage: numpy's opens arrays, torch.export's what lies deeper."""
+    return name.count("/") > _DEEPEST or archive.may_hold_objects(name)
 
 
 def check_version(archive: Archive, name: str) -> None:

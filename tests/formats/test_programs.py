@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import io
 import json
+import os
+import pickle
 import re
 import tarfile
 import time
@@ -20,7 +23,8 @@ from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
 from ckptool.fleet import row
-from tests.build import zip_file
+from tests import build
+from tests.build import pickled, zip_file
 from tests.each import each
 from tests.program import invoke
 
@@ -155,6 +159,80 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
         assert "CK216" in codes(check(data)), target
     given = of_model(nodes=[{"inputs": [{"arg": {"as_operator": "torch.ops.aten.from_file.default"}}]}])
     assert has_programs("p/models/model.json", given)
+
+
+class Canary:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def with_constant(data: bytes, path: str, content: bytes, **more: bytes) -> bytes:
+    """Return an exported program with a constant that its list says is a tensor of bytes; ``more`` is beside it."""
+    meta = {
+        "dtype": 1,
+        "sizes": [{"as_int": len(content)}],
+        "strides": [{"as_int": 1}],
+        "storage_offset": {"as_int": 0},
+        "device": {"type": "cpu", "index": None},
+        "requires_grad": False,
+        "layout": 7,
+    }
+    listed = {"x": {"path_name": path, "is_param": False, "use_pickle": False, "tensor_meta": meta}}
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
+        for name in old.namelist():
+            is_list = name.endswith("_constants_config.json")
+            new.writestr(name, json.dumps({"config": listed}) if is_list else old.read(name))
+        root = old.namelist()[0].partition("/")[0]
+        new.writestr(f"{root}/data/constants/{path}", content)
+        for name, one in more.items():
+            new.writestr(f"{root}/{name}", one)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("path", ["opaque_obj_0", "opaque_obj_0/x"])
+def test_an_object_that_is_listed_as_a_tensor_is_looked_at(path: str, exported: bytes, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    data = with_constant(exported, path, pickle.dumps(Canary(mark), 2))
+    torch.export.load(io.BytesIO(data))
+    assert mark.exists()
+    assert check(data).grade == "system"
+
+
+def test_a_pickle_that_is_a_storage_of_another_tree_is_looked_at(exported: bytes, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    canary = pickle.dumps(Canary(mark), 2)
+    size = len(canary)
+    tree = pickled({"w": build.tensor(build.storage("constants/opaque_obj_0", size, "ByteStorage"), (size,))})
+    data = with_constant(exported, "opaque_obj_0", canary, **{"data.pkl": tree})
+    torch.export.load(io.BytesIO(data))
+    assert mark.exists()
+    assert check(data).grade == "system"
+    assert check(zip_file({"outer/x.pt2": data})).grade == "system"
+
+
+LIBRARY = "torch.ctypes.cdll./proc/self/cwd/net"
+
+
+def test_a_library_that_is_loaded_because_a_name_is_looked_up_is_an_error(
+    exported: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def traced(name: str) -> bytes:
+        return changed(
+            exported, lambda one: one.replace('"torch_fn": "', f'"source_fn_stack": "x,{name}", "torch_fn": "')
+        )
+
+    loaded = []
+    monkeypatch.setattr(ctypes.cdll, "_dlltype", loaded.append)
+    torch.export.load(io.BytesIO(traced(LIBRARY)))
+    assert loaded == ["/proc/self/cwd/net"]
+    assert check(traced(LIBRARY)).grade == "system"
+    assert check(traced("torch.nn.modules.linear.Linear;y,_operator.add;z,mine.cdll.net")).grade == "program"
 
 
 def test_a_graph_that_is_nested_too_deep_to_be_read_is_an_error() -> None:

@@ -250,7 +250,7 @@ def _opens_files(library: str, operator: str) -> bool:
 
 
 _LONGEST_FORMULA: Final = 1 << 14
-_FREE: Final = words("stack_trace nn_module_stack source_fn_stack torch_fn from_node custom as_string as_strings")
+_FREE: Final = words("stack_trace nn_module_stack torch_fn from_node custom as_string as_strings")
 """Keys of texts that torch keeps, or gives to operators as they are."""
 _NAMES: Final = ("name", "as_name", "forward_arg_names")
 """Keys of names of values, which become variables."""
@@ -346,6 +346,9 @@ def _why_of_text(key: str, text: str) -> str | None:
         if found is None:
             return EVALUATES if text.startswith(_LOOKED_UP) else None
         return FILES if found[1] and _opens_files(found[1], found[2]) else None
+    if key == "source_fn_stack":  # not called, but found by attributes, some of which load libraries
+        looked_up = (one for one in re.split("[,;]", text) if one.startswith(_LOOKED_UP))
+        return next(filter(None, (reaching(one, one.partition(".")[2]) for one in looked_up)), None)
     is_plain = text.isidentifier() or not text if key in _NAMES else _PLAIN(text) is not None
     return None if is_plain else EVALUATES
 
