@@ -123,6 +123,22 @@ def test_items_in_any_order_overlap_where_they_do(tmp_path: Path) -> None:
     assert f"overlap at byte {second.offset:,}" in next(one.message for one in report.findings if one.code == "CK146")
 
 
+@pytest.mark.parametrize("value", [7, torch.ones(3)], ids=["value", "tensor"])
+def test_two_items_for_one_place_are_refused(value: Any, tmp_path: Path) -> None:
+    """They have keys that are one for Python, which keeps the item of the last."""
+    writer = Writer(tmp_path)
+    writer.tensor("v", value) if isinstance(value, torch.Tensor) else writer.value("v", value)
+    key = next(iter(writer.metadata.storage_data))
+    writer.item("__1_0.distcp", MetadataIndex("V", key.offset, 1), value)
+    index = writer.close() / ".metadata"
+    index.write_bytes(index.read_bytes().replace(b"\x8c\x01V", b"\x8c\x01v"))
+    kept = pickle.loads(index.read_bytes()).storage_data
+    assert [one.relative_path for one in kept.values()] == ["__1_0.distcp"]
+
+    with pytest.raises(ckptool.MalformedFile, match="two items for one place of 'v'"):
+        ckptool.open_checkpoint(tmp_path)
+
+
 def test_no_two_names_become_one(tmp_path: Path) -> None:
     """One has a character of two halves, the other the halves apart; others have what is special in texts."""
     names = ["w\U0001f600", "w\ud83d\ude00", "w\ud83d", 'w"\\ud83d', "w\0\n\u2028", "\u00e9"]

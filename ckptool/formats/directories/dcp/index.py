@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from io import BytesIO
+from itertools import pairwise
 from math import prod
 from operator import itemgetter
 from types import MappingProxyType
@@ -322,7 +323,10 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]
             raise _malformed("a name that is no text")
         own = places.pop(key, [])
         if _is(entry, "BytesStorageMetadata"):
-            lines.value(key, next((item for offsets, item in own if offsets is None), None))
+            whole = [item for offsets, item in own if offsets is None]
+            if len(whole) > 1:
+                raise _twice(key)
+            lines.value(key, whole[0] if whole else None)
         else:
             found = _entry(key, _fields(entry), own)
             if key in whole_shapes and (fault := _flattened_fault(key, whole_shapes[key], found.shape, found.boxes)):
@@ -441,6 +445,8 @@ def _entry(name: str, fields: nodes.Pairs, places: list[tuple[tuple[Inert, ...] 
     except Failure as error:
         fault = error
     rows = rows or []
+    if len(own) > len(rows) and any(one[0] == other[0] for one, other in pairwise(own)):
+        raise _twice(name)
     items = _matched(rows, own)
     missing = [box for box, item in zip(rows, items, strict=True) if item is None and 0 not in box[1]]
     if missing and fault is None:
@@ -550,6 +556,11 @@ def _pairs(node: Inert) -> nodes.PairList:
 def _is(node: Inert, name: str) -> bool:
     found = nodes.class_of(node)
     return found is not None and found.name == name and found.module.startswith("torch.distributed.")
+
+
+def _twice(name: str) -> MalformedFile:
+    """Return the error for items that are alike but for their ``index``: that is no part of the key for Python."""
+    return _malformed(f"two items for one place of {name!r}, of which torch takes the last")
 
 
 def _malformed(what: str) -> MalformedFile:
