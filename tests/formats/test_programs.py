@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export.pt2_archive._package import load_pt2
 from torch.jit.mobile import _load_for_lite_interpreter
 
 from ckptool import CheckReport, check
@@ -648,6 +649,17 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
     assert report.error is not None
     assert "CK217" in [one.code for one in report.findings]
     assert report.grade == "code"
+
+
+def test_native_code_beside_the_folders_for_it_is_said_to_run(exported: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt2"
+    path.write_bytes(exported)
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{root}/data/aotinductor/net.wrapper.so", b"\x7fELF")
+    with pytest.raises(RuntimeError, match=r"net\.wrapper\.so"):  # it goes about making a runner of it
+        load_pt2(str(path))
+    assert check(path).grade == "code"
 
 
 SETTINGS = {

@@ -45,8 +45,8 @@ _EXPORTED: Final = ("/archive_format", "/serialized_exported_program.json")
 EXPORTED: Final = "an exported program"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
-_COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)/.", re.IGNORECASE).match
-"""The folders that ``torch.export.load`` makes runners of."""
+_COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)", re.IGNORECASE).match
+"""The folders that ``torch.export.load`` makes runners of; it takes a file in their place for one of them."""
 
 _LONGEST: Final = 120
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n[ \t]*)")
