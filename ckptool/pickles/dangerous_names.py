@@ -102,7 +102,7 @@ DANGEROUS: Final = {
         " cloudpickle.loads joblib.load joblib.numpy_pickle.load jsonpickle.decode pandas.read_pickle"
         " numpy.load torch.load torch.serialization.load"
         " torch.cuda.CUDAPluggableAllocator torch.cuda.memory.CUDAPluggableAllocator"
-        " torch.jit.load torch.hub torch.package"
+        " torch.jit.load torch.hub torch.package __torch__.torch.classes.aten.OpaqueObject"
         " torch.ops.load_library torch.classes.load_library importlib imp builtins.__import__ zipimport"
         " pkgutil site sitecustomize _frozen_importlib _frozen_importlib_external _imp"
         " multiprocessing.reduction multiprocessing.connection logging.config xmlrpc"
@@ -249,6 +249,8 @@ VALUES: Final = (
 )
 """Methods of Python's own types, which are attributes of honest classes."""
 
+PACKED: Final = words("quantized rnn sparse mkldnn xnnpack")
+"""Where torch has its classes in C++ that are packed weights; others unpickle what they get, or open files."""
 MODULES: Final = words("os sys builtins posix nt subprocess importlib socket shutil ctypes __builtin__")
 """Modules inside of a name: others have imported them."""
 

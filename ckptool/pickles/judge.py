@@ -37,6 +37,8 @@ from ckptool.sources.source import BytesSource, Source
 
 PROGRAM: Final = "__torch__"
 """The package of TorchScript's classes, which Python does not import."""
+_OF_PROGRAM: Final = re.compile(rf"{PROGRAM}\.(?!torch\.classes\.(?!(?:{'|'.join(sorted(table.PACKED))})\.))").match
+"""Classes that are the program's own, or packed weights, and no others in C++."""
 _FORM: Final = "is not of a form that is known to only make data"
 _LOADER: Final = "what the loader has for an id"
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -126,7 +128,7 @@ class Judge:
         package = alarms.package_of(name)
         if package not in _ALWAYS_IMPORTED and (beside := self.beside()) is not None:
             yield Verdict("code", shown, "refers", f"may import {beside}, which lies beside the file", lambda: shown)
-        elif package == PROGRAM:
+        elif _OF_PROGRAM(name):
             yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
         elif not is_listed(name):
             yield _of_name(named)
@@ -135,7 +137,7 @@ class Judge:
         """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
         made = values.made
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
-        foreign = {at for at, name in values.names.items() if name.startswith(f"{PROGRAM}.")}
+        foreign = {at for at, name in values.names.items() if _OF_PROGRAM(name)}
         values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
         extents: _Extents = {}
         builds = zip(pickle.build_offsets, pickle.builds, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import gzip
 import io
@@ -66,6 +67,16 @@ class Saves(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         torch.save(x, self.path)
         return x
+
+
+class Canary:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.mark),)
 
 
 class Adds(torch.nn.Module):
@@ -160,16 +171,6 @@ def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes
         assert "CK216" in codes(check(data)), target
     given = of_model(nodes=[{"inputs": [{"arg": {"as_operator": "torch.ops.aten.from_file.default"}}]}])
     assert has_programs("p/models/model.json", given)
-
-
-class Canary:
-    """Makes a folder where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, (str(self.mark),)
 
 
 def with_constant(data: bytes, path: str, content: bytes, **more: bytes) -> bytes:
@@ -276,6 +277,14 @@ SCRIPTS = {
     "getattr(ops.aten, '\\163ave')(x, '/x')": True,
     "f('\\\n', torch.save(x, '/x'), '')": True,
     '"""\\"""", torch.save(x, "/x"), "a"': True,
+    "__torch__.torch.classes.aten.OpaqueObject.__new__(x)": True,
+    "__torch__ . torch.\\\n  classes.aten.OpaqueObject.__new__(x)": True,
+    "__torch__.torch\n    z = y.classes.aten.OpaqueObject": True,
+    "__torch__\n    z = y.torch.classes.quantized.OpaqueObject": True,
+    "getattr(getattr(__torch__, 'torch'), 'classes')": True,
+    "getattr(__torch__.torch.classes, 'aten')": True,
+    "__torch__.torch.classes.quantized.LinearPackedParamsBase.__new__(x)": False,
+    "__torch__.torch.nn.modules.container.classes.Linear.__new__(x)": False,
     "'it was saved by torch.save()'": False,
     "getattr(self, 'torch')": False,
     "torch.add(x, x)  # not torch.save(x)": False,
@@ -289,6 +298,33 @@ SCRIPTS = {
 def test_operators_that_open_files_are_found_in_code(line: str) -> None:
     text = f"class Net(Module):\n  def forward(self, x: Tensor) -> Tensor:\n    y = {line}\n    return x\n"
     assert has_programs("m/code/__torch__.py", text.encode()) == SCRIPTS[line]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_object_of_a_class_in_c_that_unpickles_its_state_is_an_error(tmp_path: Path) -> None:
+    path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
+    torch.jit.save(torch.jit.script(Same()), stream)
+    state = base64.b64encode(pickle.dumps(Canary(mark), 2))
+    value = b"c__torch__.torch.classes.aten\nOpaqueObject\n)\x81X" + len(state).to_bytes(4, "little") + state + b"b"
+    field = b"X\x08\0\0\0training"
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith("/data.pkl"):
+                data = data.replace(field, b"X\1\0\0\0o" + value + field)
+            data = data.replace(
+                b"  training : bool", b"  o : __torch__.torch.classes.aten.OpaqueObject\n  training : bool"
+            )
+            new.writestr(name, data)
+    torch.jit.load(str(path))
+    assert mark.exists()
+
+    report = check(path)
+    assert {"CK205", "CK216"} <= codes(report)
+    pickled = b"\x80\2c__torch__.torch.classes.mine\nReader\n)\x81X\1\0\0\0xb."
+    assert check(zip_file({"x.pkl": pickled})).grade == "code"
+    assert has_programs("m/bytecode.pkl", b"\x80\2X\x1e\0\0\0__torch__.torch.classes.mine.R.")
+    assert not has_programs("m/bytecode.pkl", b"\x80\2X\x23\0\0\0__torch__.torch.classes.quantized.R.")
 
 
 WRITING = {

@@ -29,6 +29,7 @@ from ckptool.pickles.dangerous_names import (
     FILES,
     LOADS,
     NATIVE,
+    PACKED,
     SETTINGS,
     SOURCE,
     UNFOLLOWED,
@@ -167,7 +168,7 @@ _TELLING: Final = re.compile(rf"(?:^|_)(?:{_VERBS})(?:_|$)").search
 """What operators of other libraries are called that open files."""
 _LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
 """Torch's own, of which all that open files are known."""
-_OF_ANY: Final = re.compile(rf"{_VERBS}|rpc_|getattr").search
+_OF_ANY: Final = re.compile(rf"{_VERBS}|rpc_|classes|getattr").search
 """One of them is in every program that opens files: only getattr() takes a name from a string, in parts maybe."""
 _ESCAPE_IN_CODE: Final = re.compile(r"\\[^\n]")
 _QUIET: Final = re.compile(
@@ -178,10 +179,14 @@ _QUIET: Final = re.compile(
 """Strings and comments, as torch's lexer takes them: they call nothing."""
 _DOT: Final = r"(?:\s|\\\n)*\.(?:\s|\\\n)*"
 _CALL_IN_CODE: Final = re.compile(
-    rf"\b(?:ops{_DOT}(?P<library>\w+)|torch){_DOT}(?P<name>\w+)"
-    r"|(?<![\w.])(?P<alias>torch|ops)\b(?!(?:\s|\\\n)*(?::|=(?!=)))"
+    rf"\b(?:ops{_DOT}(?P<library>\w+)|torch){_DOT}(?P<name>\w+)(?:(?<=\bclasses){_DOT}(?P<classes>\w+))?"
+    rf"|(?<![\w.])(?P<alias>(?:torch|ops)\b(?!(?:\s|\\\n)*(?::|=(?!=)))|__torch__(?:{_DOT}torch)?\b(?!{_DOT}\w))"
 )
-"""An operator with its library; or one of these alone, unless it is a name that is declared or assigned."""
+"""
+An operator, or classes in C++, with their library; or one of these alone, unless it is a name that is declared or
+assigned.
+"""
+_CLASSES: Final = re.compile(rb"__torch__\.torch\.classes\.(\w*)")
 _OPERATOR: Final = re.compile(rb"(\w{1,64})::(?=(\w{1,64}))")
 _STRING_OF_FLATBUFFER: Final = re.compile(rb"[^\0]{8,}")
 """Its strings end with NUL, and so does their length before them,"""
@@ -200,8 +205,12 @@ def of_source(data: bytes, record: str) -> Iterator[Act]:
     for found in _CALL_IN_CODE.finditer(code):
         if found["alias"]:
             yield of_program(found["alias"], f"{found['alias']} under another name", UNFOLLOWED, record, found.start())
+            continue
+        line = cut(text[found.start() : found.start() + _LONGEST].partition("\n")[0], _LONGEST)
+        if found["name"] == "classes" and not found["library"]:
+            if found["classes"] not in PACKED:
+                yield of_program("torch.classes", line, LOADS, record, found.start())
         elif _opens_files(found["library"] or "aten", found["name"]):
-            line = cut(text[found.start() : found.start() + _LONGEST].partition("\n")[0], _LONGEST)
             yield of_program(f"{found['library'] or 'torch'}.{found['name']}", line, FILES, record, found.start())
 
 
@@ -213,6 +222,9 @@ def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
         library, operator = str(found[1], "ascii", "replace"), str(data[found.end() : end], "ascii", "replace")
         if _opens_files(library, operator):
             yield of_program(f"{library}::{operator}", f"{library}::{operator}", FILES, record, found.start())
+    for found in _CLASSES.finditer(data):
+        if (library := str(found[1], "ascii", "replace")) not in PACKED:
+            yield of_program("torch.classes", f"torch.classes.{library}", LOADS, record, found.start())
 
 
 def of_flatbuffer(source: Source, record: str) -> Iterator[Act]:
