@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -11,6 +12,16 @@ from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, 
 _PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}  # numbers of numpy are as good as Python's
 _MODULES: Final = re.compile(r"\b(typing|types|os|collections\.abc|torch\.optim|ckptool)(\.[a-z_]+)*\.(?=[A-Z])")
 _UNIONS: Final = (Union, UnionType)
+
+
+UTF_16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def as_utf8(text: bytes) -> bytes:
+    """Return what somebody wrote or redirected as UTF-8 without a byte order mark: PowerShell's ``>`` makes UTF-16."""
+    if text.startswith(UTF_16_MARKS):
+        return text.decode("utf-16", "replace").encode()
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:

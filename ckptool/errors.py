@@ -37,6 +37,7 @@ sentence, the hint, after it; both are attributes of their own. Inner code does 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -142,6 +143,11 @@ def as_ours(error: Exception) -> CkptoolError:
 
 _ON_WINDOWS: Final = {32: "another program has it open", 123: "Windows has no such names", 206: "its path is too long"}
 """What errors of Windows mean that have the number of another one elsewhere."""
+
+
+def is_not_permitted(error: OSError) -> bool:
+    """Say whether the system lets us not open something, though nobody else has it open."""
+    return error.errno in (errno.EACCES, errno.EPERM) and getattr(error, "winerror", 0) not in _ON_WINDOWS
 
 
 def reason_of(error: OSError) -> str:

@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
+from ckptool.arguments import as_utf8
 from ckptool.checking import safety
 from ckptool.checking.check import CheckReport, answers
 from ckptool.checking.finding import CODES, Finding, Severity
@@ -353,7 +354,7 @@ def _content(path: str) -> bytes:
     with about(path):
         source, _ = open_source(path)
     with about(path), closing(source):
-        return source.read(0, source.nbytes)
+        return as_utf8(source.read(0, source.nbytes))
 
 
 def _tables(path: str, name: str, value: Any) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckptool.arguments import as_utf8
 from ckptool.cli.options import AnyPath
 from ckptool.cli.printing import print_json, with_hints
 from ckptool.cli.text import say, with_options
@@ -49,7 +50,7 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
         look = show(command_line(text, "check"))
         raise click.UsageError(f"{show(text)} is a {what}, and TEXT is the message to explain. To look at it: {look}")
     shown = None if path is None else shown_path(path)
-    text = sys.stdin.buffer.read(_MOST_TEXT).decode(errors="replace") if text == "-" else text
+    text = as_utf8(sys.stdin.buffer.read(_MOST_TEXT)).decode(errors="replace") if text == "-" else text
     try:
         found = explanations(text, path)
     except CkptoolError as error:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
 
 import click
 from click.core import ParameterSource
 
+from ckptool.arguments import as_utf8
 from ckptool.cli.options import (
     AnyPath,
     RayCommand,
@@ -93,7 +94,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
 @click.option(
     "--rename-file",
     multiple=True,
-    type=click.File(encoding="utf-8-sig"),
+    type=click.File("rb"),
     help="File with one RE=REPL on each line; # begins a comment. Repeatable.",
 )
 @takes("--include", "GLOB", "Take only names that match. Repeatable.", multiple=True)
@@ -343,9 +344,9 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
             yield from (_substitution(line, "--rename-file") for line in lines)
 
 
-def _lines(file: Iterable[str]) -> list[str]:
+def _lines(file: BinaryIO) -> list[str]:
     try:
-        return [line.partition(" #")[0].strip() for line in file]
+        return [line.decode().partition(" #")[0].strip() for line in as_utf8(file.read()).splitlines()]
     except UnicodeDecodeError as error:
         raise click.BadParameter(f"not a text file: {error}", param_hint="--rename-file") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import sys
 from collections import deque
@@ -14,6 +13,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import click
 
+import ckptool.system as system
+from ckptool.arguments import UTF_16_MARKS, as_utf8
 from ckptool.checking.policy import EXIT_CODES, Policy
 from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
 from ckptool.cli.gate import gate_options, policy_of
@@ -123,7 +124,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
     yield from (path for path in paths if path != "-")
     for line in chain.from_iterable(map(_lines_of, lists)):
-        path = line.rstrip(b"\r\n").decode(sys.getfilesystemencoding(), "surrogateescape")
+        path = system.listed_path(line.rstrip(b"\r\n"))
         if path:
             yield as_asked(path)
 
@@ -131,10 +132,10 @@ def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
 def _lines_of(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a list as they come; one with a byte order mark, as PowerShell writes it, is read at once."""
     first = stream.readline()
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        yield from (first + stream.read()).decode("utf-16", "replace").encode("utf-8", "surrogatepass").splitlines()
+    if first.startswith(UTF_16_MARKS):
+        yield from as_utf8(first + stream.read()).splitlines()
     else:
-        yield first.removeprefix(codecs.BOM_UTF8)
+        yield as_utf8(first)
         yield from stream
 
 

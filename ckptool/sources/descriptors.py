@@ -35,6 +35,7 @@ from ckptool.errors import (
     MalformedFile,
     SourceChanged,
     UnfinishedEdit,
+    is_not_permitted,
     reason_of,
 )
 from ckptool.sources.journal import refuse_edited
@@ -421,7 +422,7 @@ def unavailable(error: OSError) -> FileUnavailable:
     if error.errno in _LINKS:
         return _refused_link()
     reason = reason_of(error)
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if is_not_permitted(error):
         hint = "Make it readable, and its folder one that you may enter."
         return FileUnavailable(f"cannot be opened: {reason}", kind="permission", hint=hint)
     if error.errno in (errno.EMFILE, errno.ENFILE):

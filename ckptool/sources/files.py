@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 import ckptool.system as system
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
-from ckptool.errors import FileUnavailable, reason_of
+from ckptool.errors import FileUnavailable, is_not_permitted, reason_of
 from ckptool.sources import descriptors
 from ckptool.sources.descriptors import Descriptor, PooledDescriptor, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
@@ -244,7 +244,7 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
     """Return the error for a path that the system does not open."""
     if error.errno == errno.ENOENT or _ADDRESS.fullmatch(path):
         return _missing(path)
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if is_not_permitted(error):
         if os.path.isdir(path):
             return folder_instead()
         return not_permitted(path)

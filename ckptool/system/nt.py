@@ -50,6 +50,8 @@ _SYNCHRONIZE: Final = 0x10_0000
 _NO_SUCH_PROCESS: Final = 87  # ERROR_INVALID_PARAMETER
 _LONGEST_PATH: Final = 1 << 15
 
+_DEVICES: Final = re.compile(r"(con|prn|aux|nul|(com|lpt)[1-9\xb9\xb2\xb3]) *(\.|$)", re.IGNORECASE)
+
 BLOCKS_NAMES = True
 
 _KERNEL: Final = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -225,6 +227,23 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:  # noqa: ARG001 - a file tha
 
 
 # Facts
+
+
+def is_no_file(path: str) -> bool:
+    """Say whether what is written to a path goes to a device (``nul.pth``), or to a stream of a file (``a:b.pth``)."""
+    name = re.split(r"[\\/]", os.path.splitdrive(path)[1])[-1]
+    return (
+        ":" in name
+        or re.match(r"(con|prn|aux|nul|(com|lpt)[1-9\xb9\xb2\xb3]) *(\.|$)", name, re.IGNORECASE) is not None
+    )
+
+
+def listed_path(line: bytes) -> str:
+    """Return the path that a line of a list is; what is no UTF-8 is in the code page in which ``dir`` prints."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("oem", "replace")
 
 
 def most_descriptors() -> int | None:

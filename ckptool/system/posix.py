@@ -118,6 +118,15 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:
 # Facts
 
 
+def is_no_file(path: str) -> bool:  # noqa: ARG001 - Windows has such names
+    return False
+
+
+def listed_path(line: bytes) -> str:
+    """Return the path that a line of a list is."""
+    return os.fsdecode(line)
+
+
 def most_descriptors() -> int | None:
     """Return how many descriptors the process may have; None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

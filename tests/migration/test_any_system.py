@@ -63,6 +63,53 @@ def test_a_file_that_is_open_is_replaced_and_its_readers_keep_it(source: Path, t
     assert names_in(tmp_path) == {"source.pth"}
 
 
+@pytest.mark.skipif(sys.platform != "win32", reason="elsewhere nothing keeps others from reading")
+def test_a_file_that_another_program_lets_nobody_read_is_said_to_be_open(source: Path) -> None:
+    import _winapi
+
+    held = _winapi.CreateFile(str(source), _winapi.GENERIC_READ, 0, 0, _winapi.OPEN_EXISTING, 0, 0)
+    try:
+        said = run("inspect", source, code=2).stderr
+    finally:
+        _winapi.CloseHandle(held)
+
+    assert "another program has it open" in said
+    assert "Make it readable" not in said
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="elsewhere they are names as any others")
+@pytest.mark.parametrize("name", ["out:1.safetensors", "con.pth", "NUL", "aux.safetensors", "C:com1.pth"])
+def test_a_name_that_would_be_no_file_is_refused(name: str, source: Path, tmp_path: Path) -> None:
+    said = run("migrate", source, name if ":c" in name else tmp_path / name, code=2).stderr
+
+    assert "Windows takes the name for a device, or for a stream of another file" in said
+    assert names_in(tmp_path) == {"source.pth"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_editors_and_shells_write_is_read_in_any_of_their_encodings(
+    encoding: str, source: Path, tmp_path: Path
+) -> None:
+    baseline, policy, names = (tmp_path / one for one in ("baseline.json", "policy.toml", "names.txt"))
+    written = run("check", source, "--json", "--digest", code=1).stdout
+    baseline.write_bytes(written.replace("\n", "\r\n").encode(encoding))
+    policy.write_bytes("# Größe\r\nignore = ['CK202']\r\n".encode(encoding))
+    names.write_bytes("# Größe\r\nmodel=größer\r\n".encode(encoding))
+
+    run("check", source, "--baseline", baseline)
+    assert "CK202" in run("check", source, "--policy", policy).stdout
+    run("migrate", source, tmp_path / "out.safetensors", "--rename-file", names, "--allow-unmatched")
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="names are bytes elsewhere")
+def test_a_list_that_dir_printed_names_its_files(source: Path, tmp_path: Path) -> None:
+    odd = Path(shutil.copy(source, tmp_path / "Größe é.pth"))
+    listed = tmp_path / "list.txt"
+    listed.write_bytes(f"{odd}\r\n".encode("oem"))
+
+    assert json.loads(run("scan", "--from", listed).stdout)["path"] == str(odd)
+
+
 @pytest.mark.skipif(sys.platform != "win32", reason="elsewhere it is replaced")
 def test_a_file_that_another_program_keeps_for_itself_is_said_and_stays(source: Path, tmp_path: Path) -> None:
     target = Path(shutil.copy(source, tmp_path / "out.pth"))

@@ -280,6 +280,9 @@ def real_path(path: str) -> str:
     """Return the path of what is written: a link stays a link, and what it points to is replaced."""
     if "\0" in path:
         raise OutputFailed("not a path", kind="not-a-path")
+    if system.is_no_file(path):
+        fact = "cannot be written: Windows takes the name for a device, or for a stream of another file"
+        raise OutputFailed(fact, kind="not-a-path", path=path, hint="Choose another name.")
     return os.path.realpath(path)
 
 
