@@ -107,7 +107,7 @@ def _exit_code() -> int:
     try:
         with _ends_unread():
             try:
-                code = cli.main(prog_name="ckptool", standalone_mode=False)
+                code = cli.main(prog_name="ckptool", standalone_mode=False, windows_expand_args=False)
             except SystemExit as stop:
                 code = stop.code
             sys.stdout.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import mmap
 import msvcrt
 import os
@@ -440,7 +441,14 @@ def no_interrupt() -> Iterator[None]:
         _KERNEL.SetConsoleCtrlHandler(None, False)
 
 
-# Commands for people
+# Commands of people, and for them
+
+
+def expanded(word: str) -> list[str]:
+    """Return the paths that a pattern of ``*`` and ``?`` matches, which no shell looks for; a path is itself."""
+    if os.path.lexists(word) or not re.search("[*?]", word):
+        return [word]
+    return sorted(glob.glob(word.replace("[", "[[]"), recursive=True)) or [word]
 
 
 def quoted(word: str) -> str:

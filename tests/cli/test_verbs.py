@@ -304,3 +304,21 @@ def test_each_option_is_in_one_group_of_the_help(verb: str) -> None:
     options = [one.name for one in command.params if isinstance(one, click.Option) and not one.hidden]
 
     assert sorted(listed) == sorted(map(str, options))
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="elsewhere the shell finds what patterns match")
+def test_patterns_stand_for_files_where_files_are_meant_and_nowhere_else(tmp_path: Path) -> None:
+    for name in ("b.pth", "a.pth", "%OS%.pth", "[a].pth", "x.weight"):
+        shutil.copy(FIXTURE, tmp_path / name)
+
+    def said(*words: str) -> str:
+        command = [sys.executable, "-m", "ckptool", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert re.findall(r"\S+\.pth", said("check", "-b", "?.pth")) == ["a.pth", "b.pth"]
+    assert re.findall(r"\S+\.pth", said("-b", "*.pth")) == ["%OS%.pth", "[a].pth", "a.pth", "b.pth"]
+    assert "the same" in said("diff", "?.pth")
+    assert said("check", "[*.pth").startswith("[a].pth")
+    assert said("check", "%OS%.pth").startswith("%OS%.pth")
+    said("migrate", "a.pth", "c.safetensors", "--include", "*.weight", "--rename", "^=%OS%.")
+    assert "%OS%." in said("inspect", "c.safetensors")
