@@ -21,8 +21,8 @@ Python 3.10 or later:
 
 ```sh
 pip install ckptool           # small, 10 MB: inspect, check, compare, and migrate without casts
-pip install 'ckptool[stat]'   # and numpy, for stat
-pip install 'ckptool[torch]'  # everything: also casts, how far values differ, loading into models and servers
+pip install "ckptool[stat]"   # and numpy, for stat
+pip install "ckptool[torch]"  # everything: also casts, how far values differ, loading into models and servers
 ```
 
 `ckptool example` writes a small checkpoint to try the verbs on. The files of the examples below are

@@ -184,7 +184,7 @@ def test_what_is_not_installed_is_said_with_the_command_that_installs_it(package
         "    print(error.kind, '|', error, '|', error.command)"
     )
 
-    requirement = {"numpy": "numpy", "torch": "'ckptool[torch]'"}[package]
+    requirement = {"numpy": "numpy", "torch": '"ckptool[torch]"'}[package]
     command = f"pip install {requirement}"
     said = f"missing-package | this needs {package}, which is not installed: {command} | {command}"
     assert " ".join(prompt(code)) == said

@@ -28,7 +28,7 @@ _LZMA_DICTIONARY: Final = 1 << 26
 """What a dictionary needs at most, for no more is unpacked of a small file, whatever it announces."""
 _WINDOW: Final = 1 << 27
 """What unpacking may take for its window: that of the highest level of the usual ones."""
-_COMMAND: Final = "pip install 'ckptool[zstd]'"
+_COMMAND: Final = 'pip install "ckptool[zstd]"'
 
 
 class _Unpacker(Protocol):

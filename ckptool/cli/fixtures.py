@@ -24,7 +24,7 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     """
     from ckptool.torch_ops.packages import needed
 
-    needed(requirement="'ckptool[train]'")
+    needed(requirement='"ckptool[train]"')
     from ckptool.reference.command import write_fixtures
     from ckptool.reference.trainer import choose
     from ckptool.torch_ops import devices as torch_devices

@@ -26,7 +26,7 @@ from ckptool.torch_ops.packages import needed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_REQUIREMENT: Final = "'ckptool[ray]'"
+_REQUIREMENT: Final = '"ckptool[ray]"'
 _UNAVAILABLE: Final = "ray-unavailable"
 _AHEAD: Final = 2
 """Batches of a worker that are given to Ray at once: one that it is at, and one that waits."""

@@ -13,7 +13,7 @@ from ckptool.torch_ops.packages import needed
 def main() -> None:
     """Train a reference net; without torch, say in one line how to get it."""
     try:
-        needed(requirement="'ckptool[train]'")
+        needed(requirement='"ckptool[train]"')
     except MissingPackage as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)

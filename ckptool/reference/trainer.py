@@ -266,7 +266,7 @@ class Split:
 
 def digits(side: int, seed: int) -> Split:
     """Return the 1,797 handwritten digits, one in five held out, enlarged from 8x8 to ``side`` pixels."""
-    found = needed("sklearn.datasets", "scikit-learn", "'ckptool[train]'").load_digits()
+    found = needed("sklearn.datasets", "scikit-learn", '"ckptool[train]"').load_digits()
     images = torch.tensor(found.images, dtype=torch.float32).div(16)[:, None]
     labels = torch.tensor(found.target, dtype=torch.int64)
     if side != images.shape[-1]:

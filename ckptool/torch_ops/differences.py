@@ -78,7 +78,7 @@ def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance |
     Raises:
         MissingPackage: numpy is not installed.
     """
-    np = needed("numpy", "numpy", "'ckptool[stat]'")
+    np = needed("numpy", "numpy", '"ckptool[stat]"')
     if not comparable(a_type, b_type):
         return compare_bits(a, b)
     one, other = (np.frombuffer(data, _bits(name)) for data, name in ((a, a_type), (b, b_type)))
@@ -217,7 +217,7 @@ def likeness(name: str, pieces: Iterable[tuple[bytes, bytes]], a_type: str, b_ty
         MissingPackage: numpy is not installed.
         UnsupportedFeature: A type is not known.
     """
-    np = needed("numpy", "numpy", "'ckptool[stat]'")
+    np = needed("numpy", "numpy", '"ckptool[stat]"')
     aa = bb = ab = dd = 0.0  # the sums of products, d is the difference
     left_out = 0
     for left, right in pieces:

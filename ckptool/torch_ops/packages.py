@@ -9,7 +9,7 @@ from typing import Any
 from ckptool.errors import MissingPackage
 
 
-def needed(module: str = "torch", package: str = "torch", requirement: str = "'ckptool[torch]'") -> Any:
+def needed(module: str = "torch", package: str = "torch", requirement: str = '"ckptool[torch]"') -> Any:
     """
     Import a module, and return it. ``requirement`` is what pip is to install.
 
@@ -25,7 +25,7 @@ def needed(module: str = "torch", package: str = "torch", requirement: str = "'c
         broken = MissingPackage(
             f"{package} is installed, but cannot be imported: {reason}",
             kind="broken-package",
-            hint=f"Run python -c 'import {module}' to see all that it says.",
+            hint=f'Run python -c "import {module}" to see all that it says.',
         )
         broken.package = package
         raise broken from error
@@ -39,4 +39,4 @@ def check_installed(module: str = "torch") -> None:
         MissingPackage: It is not.
     """
     if find_spec(module) is None:
-        raise MissingPackage.named(module, f"pip install 'ckptool[{module}]'")
+        raise MissingPackage.named(module, f'pip install "ckptool[{module}]"')

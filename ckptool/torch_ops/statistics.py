@@ -63,7 +63,7 @@ class Tally:
     """What is known of the values so far. Tallies of several tensors can be joined."""
 
     def __init__(self) -> None:
-        self._np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
+        self._np: Any = needed("numpy", "numpy", '"ckptool[stat]"')
         self.counts: NDArray[Any] = self._np.zeros(_PATTERNS, dtype="i8")
         """By the upper half of the bits as float32, of finite values."""
         self.finite = self.nan = self.infinite = self.zeros = 0
@@ -189,7 +189,7 @@ def as_float64(data: bytes | bytearray, dtype: str) -> NDArray[Any]:
     Raises:
         UnsupportedFeature: The type is not known.
     """
-    np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
+    np: Any = needed("numpy", "numpy", '"ckptool[stat]"')
     if dtype in _WIDE:
         with np.errstate(invalid="ignore"):
             wide: NDArray[Any] = np.frombuffer(data, dtype=_WIDE[dtype]).astype("f8")
@@ -220,7 +220,7 @@ def _patterns(np: Any, values: NDArray[Any]) -> NDArray[Any]:
 @lru_cache(maxsize=8)
 def _values(dtype: str) -> NDArray[Any]:
     """Return the value of each pattern of bits of a type of 16 bits or less, as float64."""
-    np: Any = needed("numpy", "numpy", "'ckptool[stat]'")
+    np: Any = needed("numpy", "numpy", '"ckptool[stat]"')
     if dtype in _MINIFLOATS:
         exponent, fraction, bias, special = _MINIFLOATS[dtype]
         width = 16 if exponent + fraction > 8 else 8

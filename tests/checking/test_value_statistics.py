@@ -163,7 +163,7 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
 def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
 
-    assert "pip install 'ckptool[stat]'" in invoke(["stat", str(FIXTURES / "lenet-state-dict-cpu-zip.pth")]).output
+    assert 'pip install "ckptool[stat]"' in invoke(["stat", str(FIXTURES / "lenet-state-dict-cpu-zip.pth")]).output
 
 
 def test_a_tensor_that_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.cli.test_scan import FINE, scan
 from tests.program import run
 
 TEXT = {"properties": {"a": {"type": "string"}}}
-COMMAND = "pip install 'ckptool[parquet]'"
+COMMAND = 'pip install "ckptool[parquet]"'
 
 
 @pytest.fixture

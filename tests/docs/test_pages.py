@@ -179,7 +179,7 @@ def test_every_recipe_is_named_and_says_what_it_was_run_with() -> None:
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
-    (command,) = re.findall(r"^pip install (.*'\.\[test\]') && (.*)$", text_of("README.md"), re.MULTILINE)
+    (command,) = re.findall(r"^pip install (.*\"\.\[test\]\") && (.*)$", text_of("README.md"), re.MULTILINE)
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
     # It may add options that run more.

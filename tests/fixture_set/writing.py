@@ -39,7 +39,7 @@ Whole models in the old format (`-legacy`) hold the source text of their classes
 format does; torch's part of the text is under BSD-3-Clause. All such places, here and in programs, are told
 from the folder of the package: no file names a folder of the machine that wrote it.
 
-Write them again with `python -m tests.fixture_set fixtures` (needs `pip install '.[train]'`). On a machine with
+Write them again with `python -m tests.fixture_set fixtures` (needs `pip install ".[train]"`). On a machine with
 CUDA the same command writes real files for those that are forged here as `cuda:0`.
 
 | file | shows | torch | device | |

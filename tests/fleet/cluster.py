@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-COMMAND = "pip install 'ckptool[ray]'"
+COMMAND = 'pip install "ckptool[ray]"'
 ROOT = Path(__file__).parents[2]
 _AT_WORK = re.compile(rb"ray::(?!IDLE|\w*Agent)")
 

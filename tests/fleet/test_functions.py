@@ -27,7 +27,7 @@ from tests.program import invoke, run
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FINE = FIXTURES / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
 CUT = FIXTURES / "invalid" / "truncated-zip.pth"
-COMMAND = "pip install 'ckptool[ray]'"
+COMMAND = 'pip install "ckptool[ray]"'
 
 
 def test_the_module_is_there_when_it_is_asked_for() -> None:

@@ -217,7 +217,7 @@ def test_no_file_of_a_folder_is_lost_while_workers_are_killed(cluster: Cluster, 
 
 
 def test_what_is_far_away_has_the_same_rows_and_files(cluster: Cluster) -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+    pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
     sources = {f"/b/runs/{path.name}": path.read_bytes() for path in sorted(VALID.glob("*.pth"))[::5]}
     paths = [f"s3:/{name}" for name in list(sources)[::4]]
     found = []

@@ -497,7 +497,7 @@ def test_zstd_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     writer.tensor("w", torch.ones(4), changed=lambda data: data)
     with ckptool.open_checkpoint(writer.close()) as opened:
         assert opened.tensors["w"].shape == (4,)
-        with pytest.raises(ckptool.errors.MissingPackage, match=r"pip install 'ckptool\[zstd\]'"):
+        with pytest.raises(ckptool.errors.MissingPackage, match=r'pip install "ckptool\[zstd\]"'):
             opened.tensors["w"].read()
 
 

@@ -14,9 +14,9 @@ import ckptool
 from ckptool.torch_ops.packages import needed
 from tests import build
 
-COMMAND = "pip install 'ckptool[torch]'"
+COMMAND = 'pip install "ckptool[torch]"'
 MISSING = f"Error: this needs torch, which is not installed: {COMMAND}\n"
-NO_NUMPY = "this needs numpy, which is not installed: pip install 'ckptool[stat]'"
+NO_NUMPY = 'this needs numpy, which is not installed: pip install "ckptool[stat]"'
 
 # As if it were not installed: what is None here cannot be imported.
 HIDE = "import sys; sys.modules.update(torch=None, numpy=None); "
@@ -160,7 +160,7 @@ def test_a_torch_that_does_not_start_is_not_called_missing(raised: str, said: st
     assert done.returncode == 2
     fact, hint = done.stderr.splitlines()
     assert fact.startswith(first)
-    assert hint == "Hint: Run python -c 'import torch' to see all that it says."
+    assert hint == 'Hint: Run python -c "import torch" to see all that it says.'
 
     (folder / "numpy.py").write_text(f"raise {raised}\n")
     done = python(folder, show, "diff", "a.pth", "other.pth")

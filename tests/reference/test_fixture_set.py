@@ -157,7 +157,7 @@ def test_training_without_scikit_learn_is_refused_with_the_line_that_installs_it
 
     with pytest.raises(CkptoolError) as caught:
         write_fixtures(tmp_path, CPU)
-    assert caught.value.command == "pip install 'ckptool[train]'"
+    assert caught.value.command == 'pip install "ckptool[train]"'
 
 
 def test_a_folder_that_is_a_file_is_refused_with_a_hint(tmp_path):

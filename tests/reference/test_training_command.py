@@ -93,7 +93,7 @@ def test_a_missing_scikit_learn_is_answered_with_the_line_that_installs_it(monke
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
 
     assert lines(QUICK) == [
-        "Error: this needs scikit-learn, which is not installed: pip install 'ckptool[train]'",
+        'Error: this needs scikit-learn, which is not installed: pip install "ckptool[train]"',
     ]
 
 

@@ -184,7 +184,7 @@ def test_reads_and_file_objects_that_wait_end_at_a_deadline() -> None:
 
 
 def test_a_store_that_waits_ends_at_a_deadline() -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+    pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
     for name in ("x", "folder/"):
         with serving({}) as server:
             server.before = lambda handler: time.sleep(SECONDS + 1) or False

@@ -35,7 +35,7 @@ def different(address: str, *options: str) -> list[str]:
 
 @pytest.mark.usefixtures("keys")
 def test_through_a_store() -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+    pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
     with bucket({f"/b/{name}": path.read_bytes() for name, path in chosen().items()}) as (server, _):
         assert different("s3://b", "--endpoint", server.url) == []
 

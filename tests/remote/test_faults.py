@@ -81,7 +81,7 @@ def test_a_file_that_changes_is_never_a_mixture(has_etag: bool, checks_tag: bool
 def test_throttled_cut_and_changed_at_once(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each operation gives the bytes of the version that it began with, or says that the file was changed."""
     if scheme == "s3":
-        pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+        pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
     versions = [noise(NBYTES, seed) for seed in (4, 5)]
     chance = random.Random(6)
     done = changed = 0

@@ -22,7 +22,7 @@ from tests.remote.test_requests import NUMEL, tensors, zipped
 
 pytestmark = pytest.mark.usefixtures("keys")
 
-pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "folders"
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus-dirs"

@@ -11,7 +11,7 @@ from ckptool import CkptoolError, Remote, open_checkpoint
 from tests.remote.servers import Server, serving
 from tests.remote.test_requests import NUMEL, tensors, zipped
 
-pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed: pip install 'ckptool[hub]'")
+pytest.importorskip("huggingface_hub", reason='huggingface_hub is not installed: pip install "ckptool[hub]"')
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 LARGE = zipped(tensors(200, NUMEL))

@@ -21,7 +21,7 @@ from tests.workers import do_first
 
 pytestmark = pytest.mark.usefixtures("keys")
 
-pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_addresses_of_a_list_are_read_and_known_again(tmp_path: Path) -> None:
 
 
 def test_a_repository_has_a_row_for_each_checkpoint_and_an_index_stands_for_its_shards() -> None:
-    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed: pip install 'ckptool[hub]'")
+    pytest.importorskip("huggingface_hub", reason='huggingface_hub is not installed: pip install "ckptool[hub]"')
     sha = "0123456789abcdef0123456789abcdef01234567"
     names = ("config.json", "model.pth", "model-00001-of-00002.safetensors", "model.safetensors.index.json")
 

@@ -11,7 +11,7 @@ from tests.remote.test_requests import NUMEL, tensors, zipped
 
 pytestmark = pytest.mark.usefixtures("keys")
 
-pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
 
 DATA = zipped(tensors(200, NUMEL))
 

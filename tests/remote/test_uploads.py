@@ -27,7 +27,7 @@ from tests.remote.test_requests import tensors, zipped
 
 pytestmark = pytest.mark.usefixtures("keys")
 
-pytest.importorskip("obstore", reason="obstore is not installed: pip install 'ckptool[remote]'")
+pytest.importorskip("obstore", reason='obstore is not installed: pip install "ckptool[remote]"')
 
 PART_NBYTES = 1 << 20
 LARGE = tensors(2, 400_000)

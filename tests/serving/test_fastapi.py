@@ -22,7 +22,7 @@ from tests.scale import exhaustive
 from tests.serving.running import IMAGES, PATIENCE, ROOT, Server, free_ports, save_as_gpus_do, serving
 
 if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-    pytest.skip("needs pip install 'ckptool[serve]'", allow_module_level=True)
+    pytest.skip('needs pip install "ckptool[serve]"', allow_module_level=True)
 
 WORKERS = 2
 WATCH = f"-m uvicorn --host 127.0.0.1 --port PORT --workers {WORKERS} fastapi_watch:app"
@@ -159,7 +159,7 @@ def test_the_server_of_the_readme_runs_as_it_is_pasted(tmp_path: Path) -> None:
         pytest.skip("curl is not installed")
     ((pasted, _, printed),) = PASTED.findall(text_of("README.md"))
     install, _, commands = pasted.partition("\n")
-    assert install == "pip install '.[serve]'"
+    assert install == 'pip install ".[serve]"'
     for name in ("fixtures", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     port = free_ports(1)[0]  # that of the page may be taken

@@ -87,7 +87,7 @@ class Lines(Closing):
         os.close(self._fd)
 
 
-_COMMAND: Final = "pip install 'ckptool[parquet]'"
+_COMMAND: Final = 'pip install "ckptool[parquet]"'
 _MAGIC: Final = b"PAR1"
 _ROWS: Final = 10_000
 """Of a group: so many are in memory at once."""

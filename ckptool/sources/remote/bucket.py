@@ -28,7 +28,7 @@ _ANSWERING: Final = timedelta(seconds=120)
 """For one answer, of 8 MiB at most."""
 _COPYING: Final = timedelta(seconds=900)
 """For one answer where an object may be copied inside the store meanwhile, of 5 GiB at most."""
-_COMMAND: Final = "pip install 'ckptool[remote]'"
+_COMMAND: Final = 'pip install "ckptool[remote]"'
 _KEYS: Final = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "Set GOOGLE_APPLICATION_CREDENTIALS",

@@ -14,7 +14,7 @@ from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
 from ckptool.sources.address import Remote
 from ckptool.sources.paths import is_likely
 
-_COMMAND: Final = "pip install 'ckptool[hub]'"
+_COMMAND: Final = 'pip install "ckptool[hub]"'
 _WHOLE: Final = (
     "model.safetensors",
     "model.safetensors.index.json",
