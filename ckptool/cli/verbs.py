@@ -227,9 +227,12 @@ class Command(click.Command):
                 raise click.UsageError(f"{one.opts[-1]} is given {order.count(one)} times: it takes one value.", ctx)
             if "" in (given[one.name] if one.multiple else [given[one.name]]):
                 raise click.UsageError(f"{one.opts[-1]} is given an empty value: leave it out, or fill it in.", ctx)
-        words = [given[one.name] for one in order if isinstance(one, click.Argument)]
-        paths = {path for word in words for path in (word if isinstance(word, tuple | list) else [word])}
-        args = [path for word in args for path in (system.expanded(word) if word in paths else [word])]
+        if not system.SHELLS_EXPAND:
+            from ckptool.formats.listing import matches  # most shells have done it
+
+            words = [given[one.name] for one in order if isinstance(one, click.Argument)]
+            paths = {path for word in words for path in (word if isinstance(word, tuple | list) else [word])}
+            args = [path for word in args for path in (matches(word) if word in paths else [word])]
         return super().parse_args(ctx, args)
 
 
@@ -356,12 +359,6 @@ def _hint(word: str) -> str:
 
 def _is_path(word: str) -> bool:
     """Say whether a word is the path of a file, or of a member of one: it is there, or looks like nothing else."""
-    is_path = word.startswith(".") or "/" in word or os.sep in word
+    is_path = word.startswith(".") or "/" in word or os.sep in word or ("*" in word and not system.SHELLS_EXPAND)
     looks_so = not word.startswith("-") and (is_path or is_likely(word.partition("::")[0]))
-    return (
-        word == "-"
-        or looks_so
-        or os.path.lexists(word)
-        or os.path.lexists(word.partition("::")[0])
-        or system.expanded(word) != [word]
-    )
+    return word == "-" or looks_so or os.path.lexists(word) or os.path.lexists(word.partition("::")[0])

@@ -50,7 +50,7 @@ def targets(paths: Sequence[str], *, recursive: bool = False, passed: list[str] 
     """
     found: list[Target] = []
     for path in paths:
-        for one in _matches(path):
+        for one in matches(path):
             if recursive and os.path.isdir(one):
                 known = {target.path for target in found}
                 found += (target for target in _in_folder(one, passed) if target.path not in known)
@@ -65,7 +65,7 @@ class Listing:
     def __init__(self, paths: Iterable[str]) -> None:
         self._far: Remote | None = None
         """How addresses are reached that were found beside others."""
-        self._targets = self._each(one for path in paths for one in _matches(path))
+        self._targets = self._each(one for path in paths for one in matches(path))
         self._beside: list[str] = []
         self.passed: list[str] = []
         """Folders that were not looked into."""
@@ -131,7 +131,7 @@ def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:
     return [one.path for one in found] != list(paths[:1])
 
 
-def _matches(path: str) -> list[str]:
+def matches(path: str) -> list[str]:
     """Return the paths that a pattern matches, sorted; a path that is none, or that nothing matches, as it is."""
     if "://" in path or _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
         return [path]

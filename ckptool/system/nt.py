@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import glob
 import mmap
 import msvcrt
 import os
@@ -444,11 +443,7 @@ def no_interrupt() -> Iterator[None]:
 # Commands of people, and for them
 
 
-def expanded(word: str) -> list[str]:
-    """Return the paths that a pattern of ``*`` and ``?`` matches, which no shell looks for; a path is itself."""
-    if os.path.lexists(word) or not re.search("[*?]", word):
-        return [word]
-    return sorted(glob.glob(word.replace("[", "[[]"), recursive=True)) or [word]
+SHELLS_EXPAND = False
 
 
 def quoted(word: str) -> str:

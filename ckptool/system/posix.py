@@ -438,9 +438,8 @@ def no_interrupt() -> Iterator[None]:
 # Commands of people, and for them
 
 
-def expanded(word: str) -> list[str]:
-    """Return the paths that a word of a command stands for, if the shell leaves that to programs."""
-    return [word]
+SHELLS_EXPAND = True
+"""Whether a pattern of paths that is not quoted is looked up before a program sees it."""
 
 
 def quoted(word: str) -> str:
