@@ -239,11 +239,12 @@ def is_no_file(path: str) -> bool:
 
 
 def listed_path(line: bytes) -> str:
-    """Return the path that a line of a list is; what is no UTF-8 is in the code page in which ``dir`` prints."""
+    """Return the path that a line of a list is; what is no UTF-8 is in the code page of consoles, or of programs."""
     try:
         return line.decode()
     except UnicodeDecodeError:
-        return line.decode("oem", "replace")
+        found = [line.decode(code_page, "replace") for code_page in ("oem", "mbcs")]
+        return next(filter(os.path.lexists, found), found[0])
 
 
 def most_descriptors() -> int | None:

@@ -102,10 +102,11 @@ def test_what_editors_and_shells_write_is_read_in_any_of_their_encodings(
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="names are bytes elsewhere")
-def test_a_list_that_dir_printed_names_its_files(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code_page", ["oem", "mbcs"])
+def test_a_list_that_dir_printed_names_its_files(code_page: str, source: Path, tmp_path: Path) -> None:
     odd = Path(shutil.copy(source, tmp_path / "Größe é.pth"))
     listed = tmp_path / "list.txt"
-    listed.write_bytes(f"{odd}\r\n".encode("oem"))
+    listed.write_bytes(f"{odd}\r\n".encode(code_page))
 
     assert json.loads(run("scan", "--from", listed).stdout)["path"] == str(odd)
 
