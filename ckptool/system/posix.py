@@ -32,6 +32,9 @@ _MOST_NBYTES = 0x7FFFF000
 """What one call transfers at most on Linux; on macOS more than 2 GiB are an error."""
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14, include/uapi/asm-generic/mman-common.h; older ones refuse it, and go on as they are."""
+_FLAGS = 16
+"""Where f_flags is in the struct statfs of macOS, in words of four bytes; see statfs(2)."""
+_MNT_LOCAL = 0x1000
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Before, a mapping kept a descriptor of its file for itself."""
 
@@ -140,10 +143,16 @@ def is_network(fd: int) -> bool:
     False wherever that is not known, and on Windows, where nothing is mapped.
     """
     if sys.platform == "darwin":
-        from ckptool.system.macos import is_network  # few files are mapped
+        import ctypes  # few files are mapped
+
+        system, status = ctypes.CDLL(None), (ctypes.c_uint32 * 1024)()
+        call = system["fstatfs$INODE64"] if os.uname().machine == "x86_64" else system.fstatfs
+        is_far: bool = call(fd, status) == 0 and not status[_FLAGS] & _MNT_LOCAL
     else:
-        from ckptool.system.linux import is_network
-    return is_network(fd)
+        from ckptool.system import linux
+
+        is_far = linux.is_network(fd)
+    return is_far
 
 
 def free_room(place: str | int) -> int:
