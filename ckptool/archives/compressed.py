@@ -126,6 +126,8 @@ _OF_LZMA: Final = ("xz", "lzma")
 """Python's reader of both tells each stream of a file anew, so that one may follow the other."""
 _LZMA_HEAD: Final = 5
 """Bytes of its properties and of the length of its dictionary."""
+_BEHIND: Final = "bytes-behind"
+"""The kind of error for bytes behind the last member: by then, all of it is unpacked."""
 _NEEDS_MEMORY: Final = "memory usage limit"
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Those whose magic is so short that other files begin with it: a little of them is unpacked."""
@@ -187,9 +189,9 @@ def _errors() -> tuple[type[Exception], ...]:
     return (*found, lzma.LZMAError)
 
 
-def decompress(source: Source, kind: Compression, limits: Limits) -> bytearray:
+def decompress(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, int]:
     """
-    Return what a compressed file holds, all members joined.
+    Return what a compressed file holds, all members joined, and how many bytes of the file are of them, or padding.
 
     Raises:
         LimitExceeded: It grows larger than ``limits`` allow for its size.
@@ -197,8 +199,13 @@ def decompress(source: Source, kind: Compression, limits: Limits) -> bytearray:
         UnsupportedFeature: This Python was built without what unpacks it.
     """
     output = bytearray()
-    _decompress(source, kind, limits, output)
-    return output
+    try:
+        _decompress(source, kind, limits, output)
+    except MalformedFile as error:
+        if error.kind != _BEHIND or error.offset is None:
+            raise
+        return output, error.offset
+    return output, source.nbytes
 
 
 def decompress_as_far(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, CkptoolError | None]:
@@ -239,7 +246,8 @@ def _decompress(
                     continue
                 is_either = kind.name in _OF_LZMA
                 if not is_either and not pending.startswith(kind.magic[:1]):  # some readers pass over it
-                    raise MalformedFile(f"bytes that are no {kind.name} follow it", kind=f"damaged-{kind.name}")
+                    fact = f"bytes that are no {kind.name} follow it"
+                    raise MalformedFile(fact, kind=_BEHIND, offset=position - len(pending))
                 unpacker = (_lzma(_AUTO) if is_either else kind.start)()
             is_full = True
             while is_full and not unpacker.eof:

@@ -71,15 +71,15 @@ def survey(
             search.stream(stream, stream.record, pickles)
     if not (glances and is_far(checkpoint.path or "")):
         _disguised(search, checkpoint)
+    for stream in checkpoint.streams:
+        if stream.rest is not None:
+            search.behind(stream.source, stream.rest, stream.record)
     if checkpoint.traits.is_plain:
         return search.survey()
     for archive in checkpoint.archives:
         search.programs(archive)
     if checkpoint.archives:
         _beside(search, checkpoint, _OF_PROGRAMS if glances and checkpoint.traits.program else ())
-    for stream in checkpoint.streams:
-        if stream.rest is not None:
-            search.behind(stream.source, stream.rest, stream.record)
     return search.survey()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ckptool.system as system
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
-from ckptool.checkpoints.parsed import Member, Parsed, Traits
+from ckptool.checkpoints.parsed import Member, Parsed, Stream, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import (
     CkptoolError,
@@ -58,11 +58,15 @@ def read(probe: Probe) -> Parsed:
     """Open the one checkpoint inside, or list those that are there."""
     kind = probe.compression
     if kind is not None:
-        content = _unpacked(probe, kind)
+        content, end = _unpacked(probe, kind)
         if not content.nbytes:
             fact = f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it"
             raise NotACheckpoint(fact, kind=f"{kind.name}-empty", hint="Pack or download it again.")
-        return probe.read_inner(content)
+        parsed = probe.read_inner(content)
+        if end < probe.source.nbytes:  # some readers pass over what follows
+            behind = Stream("", probe.source, end, end, (), rest=end)
+            return parsed._replace(streams=(*parsed.streams, behind))
+        return parsed
     archive = probe.zip or probe.tar
     if archive is None:
         raise MalformedFile("an archive without members", kind="empty-archive")
@@ -80,7 +84,7 @@ def read_member(probe: Probe, name: str) -> Parsed:
         MalformedFile: There is no such member.
     """
     if probe.compression is not None:
-        return read_member(probe.inner(_unpacked(probe, probe.compression)), name)
+        return read_member(probe.inner(_unpacked(probe, probe.compression)[0]), name)
     archive = probe.zip or probe.tar
     outer, _, inner = name.partition("::")
     if archive is not None and inner and name not in archive and outer in archive:
@@ -131,9 +135,9 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     )
 
 
-def _unpacked(probe: Probe, kind: Compression) -> Source:
-    content = decompress(probe.source, kind, probe.limits)
-    return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes)
+def _unpacked(probe: Probe, kind: Compression) -> tuple[Source, int]:
+    content, end = decompress(probe.source, kind, probe.limits)
+    return BytesSource(content, probe.source.cancellation, packed_nbytes=probe.source.nbytes), end
 
 
 def _choose(probe: Probe, archive: Archive) -> Parsed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import io
 import itertools
 import lzma
@@ -13,6 +14,7 @@ import tarfile
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -21,8 +23,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
-from ckptool import check
+from ckptool import check, load
 from ckptool.fleet import row
 from tests import zip_bytes
 from tests.build import (
@@ -671,6 +674,21 @@ def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(t
     for kind in ("a zip whose headers say that it is stored", "a zip behind many headers"):
         with zipfile.ZipFile(io.BytesIO(RUN_BY_SOME[kind]())) as opened:
             assert opened.read("a") == RUN_BEHIND
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, zlib.compress])
+def test_bytes_behind_a_compressed_file_keep_nobody_from_reading_it(
+    compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    plain = save({"w": torch.arange(500.0)})
+    for data, behind in ((torch_zip({"a": 1}), b"ab"), (plain, b"ab"), (plain, RUN_BEHIND)):
+        (tmp_path / "x").write_bytes(compress(data) + behind)
+        report = check(tmp_path / "x")
+        assert report.grade not in ("data", None)
+        assert f"{len(behind):,} bytes at {len(compress(data)):,} with no part in its format" in str(report)
+    assert torch.equal(load(tmp_path / "x")["w"], torch.arange(500.0))
+    (tmp_path / "x").write_bytes(compress(plain) + bytes(512))
+    assert check(tmp_path / "x").grade == "data"
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own
