@@ -55,6 +55,11 @@ from ckptool.tensors.reading import LazyTensor
 )
 @rows
 @flag("--all", "show_all", says="Also list the values that are not tensors, and tensors outside the state_dict.")
+@flag(
+    "--metadata",
+    "show_metadata",
+    says="Print only what it says beside its tensors: a line for each key, and long JSON laid out.",
+)
 @flag("--globals", "show_globals", says="List only the names that unpickling would import.")
 @flag("--source", "show_source", says="Print only the source code of classes that is in old files.")
 @flag(
@@ -83,7 +88,7 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
             return None
         return Failed(target.shown, error, schema=SCHEMA, path=target.shown, member=member_in(target.shown))
 
-    is_bare = options["show_globals"] or options["show_source"] or options["show_skeleton"]
+    is_bare = any(options[name] for name in ("show_globals", "show_source", "show_skeleton", "show_metadata"))
     code = say_each(files, options, look, failed, columns=_COLUMNS, is_bare=is_bare)
     sys.exit(max(code, int(selection.refused())))
 
@@ -135,6 +140,12 @@ class _Inspected(Result):
         return self._selection.of(self._checkpoint)
 
     @cached_property
+    def _metadata(self) -> Sequence[str]:
+        from ckptool.inspecting.metadata import metadata_lines  # it is seldom asked for
+
+        return [*metadata_lines(self._checkpoint)]
+
+    @cached_property
     def findings(self) -> Sequence[Finding]:
         return findings_of(self._checkpoint)
 
@@ -144,6 +155,8 @@ class _Inspected(Result):
             return None
         if self._options["show_source"]:
             return None if self._checkpoint.class_sources else f"{self.path}: it carries no source code"
+        if self._options["show_metadata"]:
+            return None if self._metadata else f"{self.path}: it has no metadata"
         return self._selection.nothing(self._checkpoint.tensors, self._tensors)
 
     def cells(self) -> Sequence[str]:
@@ -169,6 +182,9 @@ class _Inspected(Result):
             for found in checkpoint.class_sources:
                 yield Lines([show(f"# {found.name}, from {found.path}")])
                 yield Lines(show(line.expandtabs(8)) for line in found.text.split("\n"))
+            return
+        if options["show_metadata"]:
+            yield Lines(self._metadata)
             return
         if options["show_skeleton"]:
             from ckptool.inspecting.skeleton import skeleton  # it is seldom asked for

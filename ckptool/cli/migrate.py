@@ -21,6 +21,7 @@ from ckptool.cli.options import (
     choices,
     far_options,
     model_arg_option,
+    pairs_of,
     ray_option,
     refuse_idle,
 )
@@ -134,6 +135,8 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     says="Allow globs, patterns and renames that are about no name in any SRC, and devices that it does not have.",
 )
 @flag("--allow-missing", says="Take the weights even if SRC lacks some of them, or cannot name them.")
+@takes("--set-metadata", "K=V", "Keep a text beside the tensors (safetensors). Repeatable.", multiple=True)
+@takes("--drop-metadata", "GLOB", "Leave out keys of metadata that match (safetensors). Repeatable.", multiple=True)
 @takes(
     "--config-from",
     "DIR",
@@ -202,7 +205,8 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     code = 0
     with _folder(options["out_dir"]):
         refusal = None
-        matched = (changes.include, changes.exclude, changes.rename, changes.keep_dtype, isinstance(changes.to, dict))
+        globs = (changes.include, changes.exclude, changes.keep_dtype, changes.drop_metadata)
+        matched = (*globs, changes.rename, isinstance(changes.to, dict))
         if len(work) > 1 and any(matched):
             refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
             arguments["changes"] = changes._replace(allow_unmatched=True)
@@ -307,8 +311,10 @@ def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any]
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
-    same = {name: options[name] for name in Changes._fields if name in options and name not in (*_NAME_OPTIONS, "to")}
-    return Changes(**same, to=_device_tags(options["to"]), rename=tuple(_rules(options, order)))
+    read = {"to": _device_tags(options["to"]), "rename": tuple(_rules(options, order))}
+    read["set_metadata"] = pairs_of("--set-metadata", options["set_metadata"])
+    same = {name: options[name] for name in Changes._fields if name in options and name not in _NAME_OPTIONS}
+    return Changes(**(same | read))
 
 
 def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:

@@ -24,6 +24,8 @@ _TREE: Final = ("tree", "depth", "no_fold")
 _HOW: Final = ("table_format", "limit", "columns", "sort", *_TREE)
 _LISTED: Final = (*_PATTERNS, *_HOW, "show_all")
 """What says which tensors of a file to list, and how to list them."""
+_ALONE: Final = ("show_source", "show_skeleton", "show_metadata", "show_globals")
+"""What leaves everything else out."""
 _OF_FILES: Final = (
     *("deep", "values", "strict", "device_check", "like", "model", "key", "show_globals", "only", "quiet", "output"),
     *("digest", "fail_on", "policy", "allow", "ignore", "baseline"),
@@ -31,15 +33,16 @@ _OF_FILES: Final = (
 
 _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "inspect": (
-        ("brief", "is a line for each file", (*_LISTED, "show_globals", "show_source", "show_skeleton", "digest")),
-        ("show_source", "prints source code alone", (*_LISTED, "show_globals", "show_skeleton", "quiet", "digest")),
-        ("show_skeleton", "prints code alone", (*_LISTED, "show_globals", "quiet", "digest")),
+        ("brief", "is a line for each file", (*_LISTED, *_ALONE, "digest")),
+        ("show_source", "prints source code alone", (*_LISTED, *_ALONE, "quiet", "digest")),
+        ("show_skeleton", "prints code alone", (*_LISTED, *_ALONE, "quiet", "digest")),
+        ("show_metadata", "prints metadata alone", (*_LISTED, *_ALONE, "quiet", "digest")),
         ("show_globals", "lists names of code alone", (*_LISTED, "quiet", "digest")),
         ("table_format", "is the table alone", (*_TREE, "show_all", "quiet", "digest")),
         (
             "as_json",
             "is an object with all about a file",
-            ("table_format", "limit", "columns", "show_source", "show_skeleton", *_TREE),
+            ("table_format", "limit", "columns", "show_source", "show_skeleton", "show_metadata", *_TREE),
         ),
         ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
         ("tree", "has no columns", ("columns",)),
@@ -121,13 +124,17 @@ def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Cal
 brief_option = flag("-b", "--brief", says="Print one line for each file, and a total.")
 
 
+def pairs_of(option: str, given: Iterable[str]) -> dict[str, str]:
+    """Return the texts of ``K=V`` by their keys."""
+    if wrong := [text for text in given if not text.partition("=")[0] or "=" not in text]:
+        raise click.BadParameter(f"not of the form K=V: {wrong[0]!r}", param_hint=option)
+    return dict(text.split("=", 1) for text in given)
+
+
 def _model_arguments(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
     """Return what ``K=V`` says: Python literals, or else texts, by their names."""
     found: dict[str, object] = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise click.BadParameter(f"not of the form K=V: {text!r}", param_hint="--model-arg")
+    for name, value in pairs_of("--model-arg", given).items():
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -178,7 +185,7 @@ def refuse_idle() -> None:
     if "output" in given and not {"as_json", "as_sarif"} <= given.keys():  # the text is printed, too
         given = {name: option for name, option in given.items() if name not in ("as_json", "as_lines", "as_sarif")}
     for owner, does, others in _IDLE.get(context.command.name or "", ()):
-        idle = next((name for name in others if name in given), None) if owner in given else None
+        idle = next((name for name in others if name in given and name != owner), None) if owner in given else None
         if idle is not None:
             raise click.UsageError(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")
     if "no_fold" in given and given.keys().isdisjoint(("tree", "depth")):

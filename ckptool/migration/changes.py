@@ -50,7 +50,7 @@ def not_there(tags: DeviceTags | None, there: Collection[str]) -> tuple[str, ...
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
 NameRule: TypeAlias = str | tuple[str, str] | renaming.Rule
-_LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix")
+_LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix", "drop_metadata")
 
 
 class Changes(NamedTuple):
@@ -128,6 +128,10 @@ class Changes(NamedTuple):
     Keep calls that reach the system: commands, text that is run, files, connections. In a state dict, keep all that
     ``torch.load`` refuses by default.
     """
+    set_metadata: Mapping[str, str] = {}
+    """Text to keep beside the tensors of safetensors, by its keys; the library's ``metadata()`` gives it."""
+    drop_metadata: Sequence[str] = ()
+    """Globs: leave out keys of such text that match one. What is set is set after that."""
     config_from: str | None = None
     """
     A folder whose ``config.json``, tokenizer and the like go along into a folder of safetensors; the type that is named
@@ -197,6 +201,8 @@ class ChangeOptions(TypedDict, total=False):
     allow_unmatched: bool
     allow_missing: bool
     keep_calls: bool
+    set_metadata: Mapping[str, str]
+    drop_metadata: Sequence[str]
     config_from: str | None
     model: str | None
     model_arguments: Mapping[str, object]

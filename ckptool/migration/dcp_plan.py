@@ -35,7 +35,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, most_nbytes_of
-from ckptool.migration.plan import OutFile, Part, Plan, file_of_bytes, is_plain, split
+from ckptool.migration.plan import METADATA, OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
@@ -221,7 +221,7 @@ def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: 
                 unsupported.append(name)
     refuse_others(checkpoint, {name: weights.tensors[name] for name in unsupported}, drop=changes.drop_unsupported)
     tensors = {name: one.info for name, one in weights.tensors.items() if name not in unsupported}
-    dropped = (*weights.dropped, *unsupported, *(f"__metadata__.{key}" for key, _ in weights.texts))
+    dropped = (*weights.dropped, *unsupported, *(f"{METADATA}{key}" for key, _ in weights.texts))
     expected = tuple(tensors.items())
     return work.planned(plan, most_nbytes_of(changes), expected=expected, renamed=weights.renamed, dropped=dropped)
 

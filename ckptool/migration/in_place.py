@@ -49,7 +49,7 @@ from ckptool.archives.zip_directory import (
 )
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import MigrationRefused, about
+from ckptool.errors import MigrationRefused, OutputFailed, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.messages import counted, show, show_nbytes
@@ -64,7 +64,7 @@ from ckptool.migration.output.editing import (
     open_for_editing,
     reader_of,
 )
-from ckptool.migration.plan import Plan
+from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept
 from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
@@ -226,7 +226,7 @@ def migrate_in_place(
                 plan = replace(plan, target=path)
                 selection.refuse_nothing(checkpoint, plan, changes)
             planned = _with_unused(report.planned(checkpoint, plan, changes, edit.nbytes), checkpoint, plan)
-            is_done = not (plan.retagged or plan.renamed or plan.dropped)
+            is_done = plan.changes_nothing
             written, calls = 0 if is_done else edit.written_nbytes, selection.kept_calls(plan, changes)
             planned = planned._replace(calls=calls, how="in place", written_nbytes=written)
             check_cancelled(limits.cancellation)
@@ -238,11 +238,11 @@ def migrate_in_place(
             checkpoint.check_unchanged()
             expected = list(expected_tensors(plan, in_its_file))
         del checkpoint, plan  # the edited file is opened beside what is held here
-        written = edit_in_place(path, fd, edit, partial(_verify, fd, expected, limits))
+        written = edit_in_place(path, fd, edit, partial(_verify, fd, edit, expected, limits))
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 
 
-def _verify(fd: int, expected: Sequence[Expected], limits: Limits) -> None:
+def _verify(fd: int, edit: FileEdit, expected: Sequence[Expected], limits: Limits) -> None:
     """Read an edited file back, and compare all that its index says with the plan."""
     with (
         reading_back(None, "The file is what it was before."),
@@ -250,6 +250,8 @@ def _verify(fd: int, expected: Sequence[Expected], limits: Limits) -> None:
         gc_paused(),
         open_checkpoint(reader, limits=limits) as found,
     ):
+        if any(found.source.read(run.offset, len(run.data)) != run.data for run in edit.runs):
+            raise OutputFailed("its index is not what was to be written", kind="verification-failed")
         compare_tensors(found, expected, in_its_file)
 
 
@@ -269,7 +271,8 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
     """Return how a clone becomes what is planned; None where a copy has to be written, or is no slower."""
     source = checkpoint.source
     form = {"member": "same", "header": "safetensors"}.get(checkpoint.traits.edited_by or "")
-    if form != plan.form or plan.dropped or plan.casting is not None or not isinstance(source, FileSource):
+    drops = any(not one.startswith(METADATA) for one in plan.dropped)
+    if form != plan.form or drops or plan.casting is not None or not isinstance(source, FileSource):
         return None
     if is_far(plan.target) or source.nbytes < WORTH_A_CLONE:
         return None
@@ -313,7 +316,7 @@ def _refused(fact: str) -> MigrationRefused:
 def _too_long(what: str, needed: int, room: int) -> MigrationRefused:
     """Return the error for an index that would be longer than the old one."""
     fact = f"{what} would have {needed:,} bytes, and there is room for {room:,}"
-    hint = "Shorter names fit. Else write a copy instead."
+    hint = "Shorter names and texts fit. Else write a copy instead."
     return MigrationRefused(fact, kind="no-room", hint=hint, needed=needed, actual=room)
 
 

@@ -232,6 +232,8 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse(f"form {form!r} is not written as shards", "Leave out `form=`, or `max_shard_size=`.")
     if changes.config_from is not None and (form != "safetensors" or changes.max_shard_size is None):
         _refuse("settings go along into a folder of shards", "Say how large they may be, with `max_shard_size=`.")
+    if (changes.set_metadata or changes.drop_metadata) and form != "safetensors":
+        _refuse(f"form {form!r} has no metadata beside its tensors", "Write `form='safetensors'`, which has.")
     if changes.expand_tied and form != "safetensors":
         _refuse(f"form {form!r} keeps what is tied under each name", "Leave out `expand_tied=`.")
     if form == "same" and picks:

@@ -6,9 +6,9 @@ Nothing here writes: ``writing`` does, whatever the files are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.weights import NameChanges, Weights
 from ckptool.errors import MigrationRefused
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ckptool.sources.files import FileSource
     from ckptool.sources.journal import Run
 
+METADATA: Final = "__metadata__."
+"""What stands before the keys of a file's own text, where these are among names."""
 Part: TypeAlias = bytes | Payload
 Content: TypeAlias = Callable[[Sequence[int]], Iterator[Part]]
 """Yields what is written, in order; is given where the CRC-32 of what was read for each payload is added."""
@@ -80,6 +82,8 @@ class Plan:
     """Names that were left out, and the name under which each tensor is stored."""
     renamed: tuple[tuple[str, str], ...] = ()
     dropped: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Text that is set beside the tensors, where the source does not say the same."""
     retagged: dict[str, int] = field(default_factory=dict)
     """The old device tags of what gets another, and how many tensors had each."""
     pickles: tuple[bytes, ...] = ()
@@ -99,6 +103,11 @@ class Plan:
     def nbytes(self) -> int:
         """Size of all files in bytes."""
         return sum(file.nbytes for file in self.files)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the index says afterwards what it says now."""
+        return not (self.retagged or self.renamed or self.dropped or self.metadata)
 
     @property
     def payloads(self) -> Iterator[Payload]:

@@ -19,7 +19,7 @@ from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
 from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.safetensors import ORDER_KEY
-from ckptool.messages import FORMS, counted, counts, grouped, not_cast, show, show_nbytes, some
+from ckptool.messages import FORMS, counted, counts, cut, grouped, not_cast, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
@@ -71,6 +71,8 @@ class MigrationReport(NamedTuple):
     location: DeviceTags | None
     """The new tag of everything, or new tags by old ones; None if tags stay."""
     renamed: tuple[tuple[str, str], ...]
+    metadata: dict[str, str]
+    """Text that is set beside the tensors, by its keys."""
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
     dropped_at_root: tuple[str, ...]
@@ -142,6 +144,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         retagged=plan.retagged,
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.renamed,
+        metadata=dict(plan.metadata),
         dropped=tuple(dropped),
         dropped_at_root=tuple(name for name in outside if name in at_root),
         casts=plan.casting.casts if plan.casting else (),
@@ -451,6 +454,7 @@ def sections_of(report: MigrationReport) -> Iterator[Section]:
     yield Fact("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
     yield Fact("cast", list(_casts(report)))
     yield Fact("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
+    yield Fact("metadata", [f"{show(key)}: {show(cut(text))}" for key, text in report.metadata.items()])
     yield Fact("left out", _left_out(report))
     yield Fact("calls", [show(name) for name in report.calls])
     yield Fact("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
@@ -459,7 +463,7 @@ def sections_of(report: MigrationReport) -> Iterator[Section]:
 
 def _result(report: MigrationReport) -> str:
     if not report.written:
-        same = report.how == "in place" and not (report.retagged or report.renamed or report.dropped)
+        same = report.how == "in place" and not report.written_nbytes
         return "not written: nothing that was asked for changes the file" if same else "not written: a dry run"
     done = "written"
     if report.how != "copy":

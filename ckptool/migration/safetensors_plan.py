@@ -19,7 +19,7 @@ https://github.com/huggingface/huggingface_hub; src/huggingface_hub/serializatio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -29,9 +29,10 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Recorded
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import MigrationRefused, OutputFailed
-from ckptool.formats.safetensors import RESERVED, encode
+from ckptool.formats.safetensors import ABOUT_PIECES, MODULES_KEY, ORDER_KEY, RESERVED, encode
 from ckptool.migration.changes import Changes, most_nbytes_of
-from ckptool.migration.plan import OutFile, Part, Plan, file_of_bytes, is_plain, split
+from ckptool.migration.plan import METADATA, OutFile, Part, Plan, file_of_bytes, is_plain, split
+from ckptool.migration.selection import dropped_metadata
 from ckptool.tensors.payloads import Payload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -81,11 +82,18 @@ def plan_weights(
     stays, too, if there is room.
     """
     cancellation, most_nbytes = checkpoint.source.cancellation, most_nbytes_of(changes)
+    new, globs = changes.set_metadata, dropped_metadata(checkpoint, changes)
+    gone = dict.fromkeys(key for keys in globs.values() for key in keys if key not in new)
+    texts = {**{key: text for key, text in weights.texts if key not in gone}, **new}
+    weights = weights._replace(texts=tuple(texts.items()))
     chosen = _select(checkpoint, weights, changes)
+    _refuse_reserved(new, chosen)
+    plan = replace(plan, metadata={key: text for key, text in new.items() if checkpoint.metadata.get(key) != text})
     kept = chosen.kept
     sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
     parts = [] if most_nbytes is None else split(sizes, most_nbytes)
-    plan = replace(plan, tied=chosen.tied, renamed=weights.renamed, dropped=chosen.dropped)
+    dropped = (*chosen.dropped, *(f"{METADATA}{key}" for key in gone))
+    plan = replace(plan, weights=weights, tied=chosen.tied, renamed=weights.renamed, dropped=dropped)
     if len(parts) > 1:
         return _shards(plan, chosen, parts, weights, cancellation)
     is_folder = most_nbytes is not None
@@ -148,6 +156,18 @@ def _select(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Selec
     return Selected(tensors, tied, (*weights.dropped, *unsupported, *weights.others))
 
 
+def _refuse_reserved(new: Mapping[str, str], chosen: Selected) -> None:
+    """Raise MigrationRefused for text that readers would take for names of tensors, or for where they are."""
+    for key, text in new.items():
+        fact = ""
+        if key in (ORDER_KEY, MODULES_KEY, *ABOUT_PIECES) or key in chosen.tied:
+            fact = f"metadata {key!r} is what names, ties or places of tensors are read from"
+        elif text in chosen.kept:
+            fact = f"metadata {key!r} with the text {text!r} would make it another name of that tensor"
+        if fact:
+            raise MigrationRefused(fact, kind="reserved-metadata", hint="Choose another key, or another text.")
+
+
 def _packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
     """Return names in the order in which the reference library packs their tensors."""
     return sorted(tensors, key=lambda name: (-_packing_order_of(tensors[name]), name))
@@ -166,7 +186,7 @@ def _pack(
     header = _header(metadata, each(zip(names, payloads, strict=True), cancellation), tensors, start)
     nbytes = _LENGTH_NBYTES + len(header) + sum(payload.nbytes for payload in payloads)
     codes = {tensor.info.dtype.safetensors for tensor in tensors.values()}
-    reader = partial(_open_with_reference, names=names, dtypes=codes)
+    reader = partial(_open_with_reference, names=names, dtypes=codes, metadata=metadata)
     return OutFile(name, nbytes, partial(_content, header, payloads), payloads, reader=reader), header
 
 
@@ -219,8 +239,8 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
     return {name: names[0] for names in groups for name in names[1:]}
 
 
-def _open_with_reference(path: str, names: list[str], dtypes: set[str | None]) -> str | None:
-    """Compare the names that the reference library finds, and return its version; None if it cannot be used here."""
+def _open_with_reference(path: str, names: list[str], dtypes: set[str | None], metadata: dict[str, str]) -> str | None:
+    """Compare what the reference library finds, and return its version; None if it cannot be used here."""
     try:
         import safetensors
         from safetensors import SafetensorError
@@ -231,13 +251,14 @@ def _open_with_reference(path: str, names: list[str], dtypes: set[str | None]) -
         if reference is None:
             return None
         with reference as opened:
-            found = set(opened.keys())
+            found, said = set(opened.keys()), opened.metadata()
     except (SafetensorError, OSError) as error:
         if "InvalidHeaderDeserialization" in str(error) and dtypes & _NEWER_DTYPES:
             return None
         raise OutputFailed(f"the safetensors library refuses it: {error}", kind="verification-failed") from error
-    if found != set(names):
-        raise OutputFailed("the safetensors library finds other tensors in it", kind="verification-failed")
+    if found != set(names) or said != metadata:
+        what = "tensors" if said == metadata else "metadata"
+        raise OutputFailed(f"the safetensors library finds other {what} in it", kind="verification-failed")
     return f"safetensors {safetensors.__version__}"
 
 

@@ -8,7 +8,7 @@ from every tensor in the file. Of calls in the new pickle, those that reach the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import TypeAlias
 
@@ -22,10 +22,10 @@ from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show, some
 from ckptool.migration.changes import Changes, not_there
-from ckptool.migration.plan import Plan
+from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
-from ckptool.names.renaming import Trials, matched
+from ckptool.names.renaming import Trials, matched, matches
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
@@ -76,8 +76,13 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None
     if found and not gone and not changes.allow_unmatched:
         count = sum(map(len, names.values()))
         where = f"none of the {count:,} names" if count else "no name"
-        there = {tensor.info.location for tensor in checkpoint.tensors.values()}
-        near = f"It has {some(sorted(there))}." if found[0][0] == "to" else _nearest(found[0][1], names)
+        there: Collection[str] = {tensor.info.location for tensor in checkpoint.tensors.values()}
+        option = found[0][0]
+        if option == "drop_metadata":
+            there = _free_metadata(checkpoint)
+            where = f"none of the {len(there):,} keys of metadata"
+        listed = f"It has {some(sorted(there))}." if there else ""
+        near = listed if option in ("to", "drop_metadata") else _nearest(found[0][1], names)
         raise nothing_matches(found, where, near)
     if gone:
         hint = "Leave out less, or say with `allow_empty=True` that this is meant."
@@ -116,7 +121,21 @@ def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unma
             found.append(("rename", str(rule.rule)))
     there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.retagged.keys()
     found += [("to", tag) for tag in not_there(changes.to, there)]
+    found += [("drop_metadata", glob) for glob, keys in dropped_metadata(checkpoint, changes).items() if not keys]
     return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
+
+
+def dropped_metadata(checkpoint: Checkpoint, changes: Changes) -> dict[str, list[str]]:
+    """Return the keys of metadata that each glob leaves out: none of those that readers need."""
+    free = _free_metadata(checkpoint)
+    if kept := [repr(glob) for glob in changes.drop_metadata if glob in checkpoint.metadata and glob not in free]:
+        fact = f"metadata {some(kept)} says whose file it is, or what names, ties or order are read from, and stays"
+        raise MigrationRefused(fact, kind="reserved-metadata", hint="Leave out other keys.")
+    return {glob: [key for key in free if matches(glob, key)] for glob in changes.drop_metadata}
+
+
+def _free_metadata(checkpoint: Checkpoint) -> list[str]:
+    return [key for key in checkpoint.recorded.texts if key != "format"]
 
 
 def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> MigrationRefused:
@@ -148,7 +167,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     entries = dict(plan.renamed)
     if weights is not None:
         entries = {head + old.get(name, name): name for name in weights.others}
-        entries |= {f"__metadata__.{key}": f"__metadata__.{key}" for key, _ in weights.texts}
+        entries |= {f"{METADATA}{key}": f"{METADATA}{key}" for key, _ in weights.texts}
     taken = {*left, *(name for name, _ in within(before, entries))}
     found = quantization_among(checkpoint, taken)
     if found is None:

@@ -17,7 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
-from ckptool.migration.plan import OutFile, Plan
+from ckptool.migration.plan import METADATA, OutFile, Plan
 from ckptool.migration.tree_edits import edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
@@ -70,7 +70,7 @@ def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: 
         tree.state = Dict([("_metadata", metadata_node(weights.modules))])
     pickled = write_pickle(tree, rewriter, cancellation)
     expected = tuple(_expected(checkpoint, weights))
-    dropped = (*weights.dropped, *(f"__metadata__.{key}" for key, _ in weights.texts))
+    dropped = (*weights.dropped, *(f"{METADATA}{key}" for key, _ in weights.texts))
     return _planned(plan, root, pickled, rewriter, expected=expected, renamed=weights.renamed, dropped=dropped)
 
 
