@@ -16,6 +16,7 @@ from ckptool.inspecting.inspect import InspectReport
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile
 from ckptool.names.matching import Rename
+from ckptool.recipes.apply import Move
 from ckptool.torch_ops.differences import Likeness
 from ckptool.torch_ops.statistics import Statistics
 
@@ -33,6 +34,7 @@ __all__ = [
     "InspectReport",
     "Likeness",
     "MigrationReport",
+    "Move",
     "OrderChange",
     "Rename",
     "ShapeChange",

@@ -14,23 +14,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from ckptool.arguments import as_utf8
 from ckptool.checking import safety
 from ckptool.checking.check import CheckReport, answers
 from ckptool.checking.finding import CODES, Finding, Severity
-from ckptool.errors import Failure, MalformedFile, MissingPackage, NotACheckpoint, UnknownFormat, about
+from ckptool.errors import Failure, MalformedFile, NotACheckpoint, UnknownFormat, about
 from ckptool.formats.runnable.acts import Act, reached
 from ckptool.formats.runnable.pickle_search import MOST_LISTED
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.judge import is_listed
-from ckptool.sources.files import open_source
 from ckptool.sources.paths import is_folder
+from ckptool.sources.toml_file import read_text, read_toml
 
 Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
 """``unknown``: it cannot be opened. ``other``: it is surely no checkpoint, no pickle and no archive of them."""
@@ -264,19 +262,7 @@ def read_policy(path: str) -> Policy:
         FileUnavailable: It cannot be read.
         MissingPackage: This Python cannot read TOML, and tomli is not installed.
     """
-    try:
-        import tomllib  # Python 3.10, which ended in 2026, has none
-    except ImportError:
-        try:
-            import tomli as tomllib  # type: ignore[no-redef]
-        except ImportError as error:
-            raise MissingPackage.named("tomli", "pip install tomli") from error
-    try:
-        table = tomllib.loads(str(_content(path), "utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _malformed(path, f"no TOML: {error}") from error
-    except RecursionError:
-        raise _malformed(path, "nested too deep") from None
+    table = read_toml(path, "malformed-policy", _HINT)
     _refuse_unknown(path, table, _KEYS)
     fail_on = table.get("fail-on", list(DEFAULT))
     if not (isinstance(fail_on, list) and fail_on):
@@ -323,7 +309,7 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
     from ckptool.formats.strict_json import parse  # most calls have no baseline
 
     known: dict[str, frozenset[str]] = {}
-    for line in _content(path).splitlines():
+    for line in read_text(path).splitlines():
         with about(path):
             value: Any = parse(line, "the baseline", "baseline")
         for one in value if isinstance(value, list) else [value]:
@@ -348,13 +334,6 @@ def refuse_unknown_word(word: str, known: Sequence[str], path: str | None = None
     if word not in known:
         choices = [one for one in known if one not in CODES]
         raise _malformed(path, f"{word!r} is none of these: the code of a finding, {', '.join(choices)}", word, known)
-
-
-def _content(path: str) -> bytes:
-    with about(path):
-        source, _ = open_source(path)
-    with about(path), closing(source):
-        return as_utf8(source.read(0, source.nbytes))
 
 
 def _tables(path: str, name: str, value: Any) -> Iterator[dict[str, Any]]:

@@ -98,6 +98,8 @@ class Weights(NamedTuple):
     The classes of modules whose version is only assumed, by path: no pickle of a whole model has that of a class
     outside torch.
     """
+    made_of: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """The old names of what a tensor was made of, by new name, where it is not one of them as it was."""
 
     def without(self, unsupported: Iterable[str]) -> Weights:
         """Return these weights without some of the entries that are no tensors."""
@@ -139,8 +141,14 @@ class Weights(NamedTuple):
 
     @property
     def renamed(self) -> tuple[tuple[str, str], ...]:
-        """Old and new name where they differ."""
-        return tuple((old, new) for new, old in self.old_names.items() if old != new)
+        """Old and new name where they differ, of what is only renamed."""
+        return tuple((old, new) for new, old in self.old_names.items() if old != new and new not in self.made_of)
+
+    @property
+    def taken(self) -> list[LazyTensor]:
+        """The tensors of the source that these are, or are made of."""
+        names = dict.fromkeys([*self.old_names.values(), *(one for parts in self.made_of.values() for one in parts)])
+        return [self.state_dict[name] for name in names if name in self.state_dict]
 
 
 def names_matching(option: str, globs: str | Sequence[str], names: Sequence[str]) -> list[str]:

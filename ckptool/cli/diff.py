@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ckptool.cli.options import AnyPath, far_options, pager_option, refuse_idle
+from ckptool.cli.options import AnyPath, far_options, pager_option, recipe_options, refuse_idle
 from ckptool.cli.printing import Failed, Json, Output, Result, Text
 from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command, flag, takes
@@ -27,6 +27,7 @@ from ckptool.sources.paths import shown_path
 @click.argument("b", metavar="B", type=AnyPath())
 @takes("--key-a", "PATH", "Which state dict of A to compare.")
 @takes("--key-b", "PATH", "Which state dict of B to compare.")
+@recipe_options
 @flag("--ignore-wrappers", says="Compare names without what training wrappers added to them.")
 @flag("--ignore-order", says="Allow another order of names.")
 @flag("--ignore-device", says="Allow other devices.")
@@ -46,8 +47,8 @@ def diff(a: str, b: str, **options: Any) -> None:
     A and B are checkpoints of any kind; FILE::MEMBER picks one out of an archive. If both hold more than weights and
     are of one kind, everything is compared; otherwise the weights are. Values are the same if their bits are. With
     --rtol or --atol, they are the same if |a - b| <= atol + rtol * |b|, and NaN is the same as NaN. What a format
-    cannot hold (safetensors: devices, ties) is no difference. Exit code 0: the same; 1: different; 2: could not be
-    compared.
+    cannot hold (safetensors: devices, ties) is no difference. --recipe puts the weights of A into another layout first.
+    Exit code 0: the same; 1: different; 2: could not be compared.
     """
     refuse_idle()
     as_json, quiet = options["as_json"], options["quiet"]
@@ -79,7 +80,7 @@ def diff(a: str, b: str, **options: Any) -> None:
 
 _ASKED: Final = (
     *("key_a", "key_b", "ignore_wrappers", "ignore_order", "ignore_device", "ignore_dtype"),
-    *("rtol", "atol", "stat"),
+    *("rtol", "atol", "stat", "recipe", "reverse", "recipe_arguments"),
 )
 """Options that mean what the arguments of ``ckptool.diff`` mean."""
 

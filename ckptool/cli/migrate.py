@@ -23,6 +23,7 @@ from ckptool.cli.options import (
     model_arg_option,
     pairs_of,
     ray_option,
+    recipe_options,
     refuse_idle,
 )
 from ckptool.cli.printing import Failed, Result, output_for
@@ -98,6 +99,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     type=click.File("rb"),
     help="File with one RE=REPL on each line; # begins a comment. Repeatable.",
 )
+@recipe_options
 @takes("--include", "GLOB", "Take only names that match. Repeatable.", multiple=True)
 @takes("--exclude", "GLOB", "Leave out names that match. Repeatable.", multiple=True)
 @click.option(

@@ -131,10 +131,10 @@ def pairs_of(option: str, given: Iterable[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in given)
 
 
-def _model_arguments(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
+def _arguments(_ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
     """Return what ``K=V`` says: Python literals, or else texts, by their names."""
     found: dict[str, object] = {}
-    for name, value in pairs_of("--model-arg", given).items():
+    for name, value in pairs_of(param.opts[0], given).items():
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -147,8 +147,20 @@ model_arg_option = click.option(
     "model_arguments",
     multiple=True,
     metavar="K=V",
-    callback=_model_arguments,
+    callback=_arguments,
     help="Argument for --model: a Python literal, or text.",
+)
+recipe_options = together(
+    takes("--recipe", "NAME|FILE", "Put the weights into another layout: see 'ckptool recipe list'."),
+    flag("--reverse", says="Go the way back of --recipe."),
+    click.option(
+        "--recipe-arg",
+        "recipe_arguments",
+        multiple=True,
+        metavar="K=N",
+        callback=_arguments,
+        help="A number for --recipe that no config.json beside the file says. Repeatable.",
+    ),
 )
 many_files = together(
     flag(

@@ -64,7 +64,7 @@ def with_options(text: str) -> str:
 
     def spelled(found: re.Match[str]) -> str:
         name, value = found.groups()
-        flag = "--model-arg" if name == "model_arguments" else f"--{name.replace('_', '-')}"
+        flag = f"--{name.replace('_arguments', '-arg').replace('_', '-')}"
         return flag if value in ("", "True") else f"{flag} {system.quoted(value.strip(chr(39)))}"
 
     return re.sub(OPTION, spelled, text)

@@ -34,6 +34,7 @@ SECTIONS: Final = {
     "Write one": {
         "migrate": "Write a checkpoint for another device, in another form or with other names.",
         "merge": "Put LoRA adapters into a checkpoint, or write the mean of several.",
+        "recipe": "List, show and check recipes: how the tensors of one layout become those of another.",
         "recover": "Undo a 'migrate --in-place' that was cut off.",
     },
     "More": {
@@ -85,6 +86,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "What to write": "form max_shard_size config_from model model_arguments expand_tied set_metadata drop_metadata",
         "What to take": "key weights include exclude drop drop_unsupported keep_calls",
         "Names": "strip_module strip_wrappers strip_prefix add_prefix rename rename_file",
+        "Another layout": "recipe reverse recipe_arguments",
         "Devices and types": "to dtype keep_dtype saturate dequantize break_quantized",
         "What is refused otherwise": "allow_empty allow_missing allow_unmatched force",
         "How it is written": "in_place compact deep no_reflink no_verify dry_run",

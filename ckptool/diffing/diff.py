@@ -7,6 +7,7 @@ only to say by how much they differ.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -25,6 +26,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
+from ckptool.recipes.find import NO_NUMBERS, AskedRecipe, asked
 from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
@@ -40,6 +42,9 @@ def diff(
     *,
     key_a: str | None = None,
     key_b: str | None = None,
+    recipe: str | os.PathLike[str] | None = None,
+    reverse: bool = False,
+    recipe_arguments: Mapping[str, int] = NO_NUMBERS,
     ignore_wrappers: bool = False,
     ignore_order: bool = False,
     ignore_device: bool = False,
@@ -54,10 +59,10 @@ def diff(
     """
     Compare two checkpoints of any forms. Nothing in them runs.
 
-    Two of one kind with more than weights (training checkpoints, whole models) are compared in everything but
-    code; otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names
-    the state dict where it is not the one that stands out. What a format cannot hold is no difference: safetensors has
-    no devices, no ties, no order but by ckptool's own note.
+    Two of one kind with more than weights (training checkpoints, whole models) are compared in everything but code;
+    otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names the state dict
+    where it is not the one that stands out. A ``recipe`` puts the weights of ``a`` into another layout. What a format
+    cannot hold is no difference: safetensors has no devices, no ties, no order but by ckptool's own note.
 
     Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
     values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
@@ -75,19 +80,15 @@ def diff(
         ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
     """
     check_arguments(diff, locals())
-    for name, given in (("rtol", rtol), ("atol", atol)):
-        if given is not None and not 0 <= given < float("inf"):
-            raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
-    if not values and (stat or rtol is not None or atol is not None):
-        raise ValueError("stat, rtol and atol need values=True: they are about them")
-    tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
+    tolerance = _tolerance(rtol, atol, has_values=values, stat=stat)
+    layout = asked(recipe, recipe_arguments, reverse=reverse)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
-        scope, keys = scope_of(checkpoints[0], checkpoints[1], key_a, key_b), (key_a, key_b)
+        scope, keys = scope_of(checkpoints[0], checkpoints[1], key_a, key_b, layout), (key_a, key_b)
         size = sum(checkpoint.file_nbytes for checkpoint in checkpoints)
 
         def compared(*, aligned: bool) -> DiffReport:
-            sides = _sides(checkpoints, scope, keys, aligned=aligned)
+            sides = _sides(checkpoints, scope, keys, layout, aligned=aligned)
             meter = Meter(progress, _common_nbytes(*sides))
             paths = checkpoints[0].path, checkpoints[1].path
             comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
@@ -99,7 +100,7 @@ def diff(
             if ignore_order:
                 report = report._replace(order=None)
             if found.only_a and found.only_b:
-                other = _sides(checkpoints, scope, keys, aligned=True)
+                other = _sides(checkpoints, scope, keys, layout, aligned=True)
                 report = report._replace(wrapped=_common(*other) > _common(*sides))
             return report._replace(likeness=tuple(found.likeness())) if stat else report
 
@@ -112,6 +113,16 @@ def diff(
             with about(checkpoint.path):
                 checkpoint.check_unchanged()
         return report
+
+
+def _tolerance(rtol: float | None, atol: float | None, *, has_values: bool, stat: bool) -> Tolerance | None:
+    """Return how far apart values may be; None where they have to be the same."""
+    for name, given in (("rtol", rtol), ("atol", atol)):
+        if given is not None and not 0 <= given < float("inf"):
+            raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
+    if not has_values and (stat or rtol is not None or atol is not None):
+        raise ValueError("stat, rtol and atol need values=True: they are about them")
+    return None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
 
 
 def _common(a: Side, b: Side) -> int:
@@ -130,12 +141,17 @@ def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:
 
 
 def _sides(
-    checkpoints: Sequence[Checkpoint], scope: Scope, keys: tuple[str | None, str | None], *, aligned: bool
+    checkpoints: Sequence[Checkpoint],
+    scope: Scope,
+    keys: tuple[str | None, str | None],
+    recipe: AskedRecipe | None,
+    *,
+    aligned: bool,
 ) -> tuple[Side, Side]:
     sides = []
-    for checkpoint, key, label in zip(checkpoints, keys, "ab", strict=True):
+    for checkpoint, key, label, layout in zip(checkpoints, keys, "ab", (recipe, None), strict=True):
         with about(checkpoint.path):
-            sides.append(side_of(checkpoint, scope, key, label, aligned=aligned))
+            sides.append(side_of(checkpoint, scope, key, label, aligned=aligned, recipe=layout))
     return sides[0], sides[1]
 
 

@@ -17,6 +17,7 @@ from ckptool.errors import UnsupportedFeature
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
+from ckptool.recipes.find import AskedRecipe
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -61,9 +62,11 @@ class Side(NamedTuple):
         return frozenset(aspect for aspect, there in aspects.items() if there)
 
 
-def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None) -> Scope:
+def scope_of(
+    a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None, recipe: AskedRecipe | None = None
+) -> Scope:
     """Return what to compare of two checkpoints: their weights, unless both are of one kind and have more."""
-    if key_a is not None or key_b is not None:
+    if key_a is not None or key_b is not None or recipe is not None:
         return "weights"
     if a.form == b.form != "state_dict":
         roots = [one.weights is not None and not one.weights.key for one in (a, b)]
@@ -72,9 +75,19 @@ def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None)
     return "weights" if a.state_dicts and b.state_dicts else "everything"
 
 
-def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *, aligned: bool) -> Side:
+def side_of(
+    checkpoint: Checkpoint,
+    scope: Scope,
+    key: str | None,
+    label: str,
+    *,
+    aligned: bool,
+    recipe: AskedRecipe | None = None,
+) -> Side:
     """
-    Return one side; ``aligned`` takes away what training wrappers added to the names, where names stay distinct.
+    Return one side, in the layout of a recipe if there is one.
+
+    ``aligned`` takes away what training wrappers added to the names, where names stay distinct.
 
     Raises:
         WeightsNotFound: It is not clear what is to be compared; the hint says how to name it.
@@ -92,7 +105,26 @@ def side_of(checkpoint: Checkpoint, scope: Scope, key: str | None, label: str, *
         )
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)
-    return _weights(checkpoint, choose(checkpoint, key, "auto", option=f"key_{label}", any_role=True), aligned=aligned)
+    chosen = choose(checkpoint, key, "auto", option=f"key_{label}", any_role=True)
+    if recipe is not None:
+        return _in_layout(checkpoint, chosen, recipe)
+    return _weights(checkpoint, chosen, aligned=aligned)
+
+
+def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: AskedRecipe) -> Side:
+    """Return the weights as a recipe makes them of those without what wrappers added to their names."""
+    weights = recipe.applied(checkpoint, prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))).weights
+    return Side(
+        key=chosen.key,
+        tensors=weights.tensors,
+        attributes={},
+        others=weights.others,
+        facts={},
+        metadata=None,
+        has_models=False,
+        unreadable=(),
+        lacks=_lacks(checkpoint) | {"order", "ties", "module versions"},
+    )
 
 
 def _align(names: Iterable[str]) -> dict[str, str]:

@@ -47,6 +47,8 @@ class Choice(NamedTuple):
     allow_missing: bool = False
     made: Made = as_it_is
     """What is made of the weights first."""
+    is_in_layout: bool = False
+    """Whether that is about names without what wrappers add."""
 
     def targets(
         self, *, strict: bool = True, include: Sequence[str] = (), prefix: str = ""
@@ -78,7 +80,7 @@ class Choice(NamedTuple):
             return False
 
         try:
-            chosen = self.made(self._chosen(fits, "wrappers" if prefix else None).part((), prefix))
+            chosen = self.made(self._chosen(fits, "wrappers" if prefix or self.is_in_layout else None).part((), prefix))
             filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
             return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
         except WeightsMismatch as error:
@@ -116,10 +118,11 @@ class Choice(NamedTuple):
             CkptoolError: What ``load`` raises first.
         """
         model, checkpoint = self.model, self.checkpoint
-        chosen = self.made(self._chosen(lambda found: name_changes(model, found)[1]))
+        strip: Strip = "wrappers" if self.is_in_layout else None
+        chosen = self.made(self._chosen(lambda found: name_changes(model, found)[1], strip))
         changes, _ = name_changes(model, chosen.tensors, strict=strict)
         ways: list[tuple[Weights, Renames]] = [(chosen, ())]
-        if changes:
+        if changes and not self.is_in_layout:
             rules = tuple(change.rule for change in changes)
             with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
                 ways.insert(0, (self.made(prepare(checkpoint, chosen.state_dict, NameChanges(rules))), changes))

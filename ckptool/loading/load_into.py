@@ -8,6 +8,7 @@ directly, the rest is copied tensor by tensor, and what was on the meta device i
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.choice import Choice, as_it_is
+from ckptool.loading.choice import Choice, Made, as_it_is
 from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.fill_plan import FillPlan, Target, check_model, check_placing, fits_bytewise, model_tensors
 from ckptool.loading.load import (
@@ -41,6 +42,7 @@ from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import some
 from ckptool.names.matching import Renames, may_be_missing
+from ckptool.recipes.find import NO_NUMBERS, AskedRecipe, asked
 from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
@@ -69,6 +71,9 @@ def load_into(
     allow_missing: bool = False,
     break_quantized: bool = False,
     dequantize: bool = False,
+    recipe: str | os.PathLike[str] | None = None,
+    reverse: bool = False,
+    recipe_arguments: Mapping[str, int] = NO_NUMBERS,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> LoadReport:
@@ -84,8 +89,9 @@ def load_into(
     the last name's counts. If several state dicts could be the weights, the one that fits is taken; if none does, all
     of them together, where names from the top of the file are those of the model. ``include`` fills only what has a
     name in the model that matches a glob, or one of several, and ``prefix`` takes what is below it in the file, without
-    it. ``dequantize`` first makes quantised weights dense. ``optimizer`` gets the state that the file has for it, on
-    the devices of its parameters.
+    it. ``dequantize`` first makes quantised weights dense, and a ``recipe``, by its name or the path of one, puts the
+    weights into another layout, as ``migrate`` does. ``optimizer`` gets the state that the file has for it, on the
+    devices of its parameters.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
     own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
@@ -111,14 +117,16 @@ def load_into(
     check_model(model)
     check_arguments(load_into, locals())
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
-    breaks = break_quantized or dequantize
+    breaks, layout = break_quantized or dequantize, asked(recipe, recipe_arguments, reverse=reverse)
     with opened(source, limits) as checkpoint:
         if verify:
             checkpoint.check_index()
         state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
         made = partial(dense, checkpoint, dtype=dtype or _type_of(model)) if dequantize else as_it_is
-        choice = Choice(model, checkpoint, key, weights, allow_missing, made)
+        if layout is not None:
+            made = partial(_in_layout, layout, checkpoint, made)
+        choice = Choice(model, checkpoint, key, weights, allow_missing, made, layout is not None)
         load = _Load(choice, assembly, started, dtype, mmap, progress, strict, verify, breaks)
         targets = choice.targets(strict=strict, include=include, prefix=prefix)
         if targets is not None:
@@ -130,6 +138,10 @@ def load_into(
             state.apply()
             report = report._replace(optimizer=state.parameters)
     return _logged(report)
+
+
+def _in_layout(recipe: AskedRecipe, checkpoint: Checkpoint, made: Made, weights: Weights) -> Weights:
+    return recipe.applied(checkpoint, made(weights)).weights
 
 
 def _logged(report: LoadReport) -> LoadReport:

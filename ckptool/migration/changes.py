@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from os import PathLike
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ckptool.arguments import check_arguments
@@ -113,6 +114,15 @@ class Changes(NamedTuple):
     Make quantised weights the plain ones that they stand for, of type ``dtype``; without it, of the type of their
     scales, or bfloat16. What scales them is left out.
     """
+    recipe: str | PathLike[str] | None = None
+    """
+    Write the weights in another layout: a recipe by its name, or the path of one of TOML. It is applied to the names as
+    they are after all other changes.
+    """
+    reverse: bool = False
+    """Go the way back of the recipe."""
+    recipe_arguments: Mapping[str, int] = {}
+    """Numbers that the recipe needs, and no ``config.json`` beside the source says."""
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
@@ -195,6 +205,9 @@ class ChangeOptions(TypedDict, total=False):
     saturate: bool
     break_quantized: bool
     dequantize: bool
+    recipe: str | PathLike[str] | None
+    reverse: bool
+    recipe_arguments: Mapping[str, int]
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool

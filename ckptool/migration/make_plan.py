@@ -25,6 +25,8 @@ from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
+from ckptool.recipes.apply import Move
+from ckptool.recipes.find import AskedRecipe, asked
 from ckptool.tensors.made import MadeWeight
 
 if TYPE_CHECKING:
@@ -76,8 +78,9 @@ def make_plan(
 
             return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
-    weights, names, made = _prepared(checkpoint, form, changes, names, casting, merge)
-    plan = replace(plan, names=names, weights=weights, made=made)
+    recipe = asked(changes.recipe, changes.recipe_arguments, reverse=changes.reverse)
+    weights, names, made, moves = _prepared(checkpoint, form, changes, names, casting, merge, recipe)
+    plan = replace(plan, names=names, weights=weights, made=made, moves=moves)
     if form == "safetensors":
         from ckptool.migration import safetensors_plan
 
@@ -103,8 +106,9 @@ def _prepared(
     names: NameChanges,
     casting: Casting | None,
     merge: Merge | None,
-) -> tuple[Weights, NameChanges, Sequence[MadeWeight]]:
-    """Return the weights that were asked for as they are to be written, how names change, and what is computed."""
+    recipe: AskedRecipe | None,
+) -> tuple[Weights, NameChanges, Sequence[MadeWeight], Sequence[Move]]:
+    """Return the weights as they are to be written, how names change, what is computed, and what a recipe moves."""
     try:
         chosen = choose(checkpoint, changes.key, changes.weights)
     except WeightsNotFound as error:
@@ -124,6 +128,9 @@ def _prepared(
 
         weights, dense = make_dense(checkpoint, weights, changes.dtype, saturate=changes.saturate)
         made += dense
+    moves: Sequence[Move] = ()
+    if recipe is not None:
+        weights, moves = recipe.applied(checkpoint, weights)
     if merge is not None:
         weights, merged = merge(checkpoint, weights)
         made += merged
@@ -133,7 +140,7 @@ def _prepared(
         weights = weights.without(weights.others)
     elif form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    return weights, names, made
+    return weights, names, made, moves
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:
@@ -168,7 +175,7 @@ def _has_state_dict(checkpoint: Checkpoint) -> bool:
 
 def _picks(changes: Changes) -> bool:
     """Say whether certain weights were asked for."""
-    return changes.key is not None or changes.weights != "auto" or changes.dequantize
+    return changes.key is not None or changes.weights != "auto" or changes.dequantize or changes.recipe is not None
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:

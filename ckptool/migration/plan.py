@@ -15,6 +15,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted
 from ckptool.migration.changes import DeviceTags, TargetForm
+from ckptool.recipes.apply import Move
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
@@ -69,6 +70,8 @@ class Plan:
     casting: Casting | None = None
     made: Sequence[MadeWeight] = ()
     """The weights that are computed of others."""
+    moves: Sequence[Move] = ()
+    """What a recipe makes of the weights."""
     keeps_layout: bool = False
     """Whether the source's own layout is kept: an edit of it, or of a clone."""
     files: Sequence[OutFile] = ()

@@ -27,6 +27,7 @@ from ckptool.migration.plan import OutFile, Plan
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
+from ckptool.recipes.apply import Move, moves_shown
 from ckptool.sections import Fact, Section, Sides, as_json, completed, html_of, text_of
 from ckptool.sources.paths import command_line, is_far, is_same_file, shown_path
 from ckptool.tensors.tensor import TensorInfo
@@ -73,6 +74,8 @@ class MigrationReport(NamedTuple):
     renamed: tuple[tuple[str, str], ...]
     metadata: dict[str, str]
     """Text that is set beside the tensors, by its keys."""
+    moved: tuple[Move, ...]
+    """What a recipe makes of tensors that it does more with than rename them."""
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
     dropped_at_root: tuple[str, ...]
@@ -147,6 +150,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.renamed,
         metadata=dict(plan.metadata),
+        moved=tuple(plan.moves),
         dropped=tuple(dropped),
         dropped_at_root=tuple(name for name in outside if name in at_root),
         casts=plan.casting.casts if plan.casting else (),
@@ -176,7 +180,8 @@ def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
         yield from (path for path in outside if not path.startswith(f"{key}."))
     elif weights.state_dict.class_name is None:
         # Entries of weights at the root are told by their names: what lies deeper goes where its entry goes.
-        inside = {name for name, _ in within(outside, {*weights.old_names.values(), *weights.dropped})}
+        taken = {one for parts in weights.made_of.values() for one in parts}
+        inside = {name for name, _ in within(outside, {*weights.old_names.values(), *taken, *weights.dropped})}
         yield from (path for path in outside if path not in inside)
 
 
@@ -454,6 +459,7 @@ def sections_of(report: MigrationReport) -> Iterator[Section]:
     tags = report.retagged.items()
     yield Fact("device", [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in tags])
     yield Fact("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
+    yield Fact("moved", list(moves_shown(report.moved)))
     yield Fact("cast", list(_casts(report)))
     yield Fact("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
     yield Fact("metadata", [f"{show(key)}: {show(cut(text))}" for key, text in report.metadata.items()])

@@ -159,8 +159,7 @@ class Writing:
         weights, casting = self.plan.weights, self.plan.casting
         if weights is None:
             return casting.tensors if casting else []
-        taken = [weights.state_dict[name] for name in weights.old_names.values() if name in weights.state_dict]
-        return taken + [part for one in self.plan.made for part in one.parts]
+        return weights.taken + [part for one in self.plan.made for part in one.parts]
 
     @contextmanager
     def _reading_back(self, path: str) -> Iterator[None]:

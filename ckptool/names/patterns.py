@@ -1,0 +1,89 @@
+"""
+Patterns of names with variables in braces, as recipes have them: what a name binds them to, and back.
+
+``{i}`` is one component, or a part of one: some characters without a dot. ``{x:weight|bias}`` is one of these texts.
+``{p}`` is any prefix of whole components, and may be none where it stands first. ``{e*}`` takes the numbers of a list
+of modules, all that there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from ckptool.names.renaming import LONGEST
+
+_VARIABLE: Final = re.compile(r"\{([a-z][a-z0-9_]*)(\*|:[^{}]+)?\}")
+PREFIX: Final = "p"
+"""The variable that is any number of components."""
+_ADJACENT: Final = re.compile(r"\}\{")
+
+
+class Pattern:
+    """
+    A name with variables in braces.
+
+    Raises:
+        ValueError: It is empty, has a brace that begins no variable, two variables without anything between them, or
+            more than one that takes a list.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not text or _ADJACENT.search(text):
+            raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
+        parts, variables, end = list[str](), dict[str, str](), 0
+        for found in _VARIABLE.finditer(text):
+            parts.append(re.escape(_plain(text, text[end : found.start()])))
+            name, what = found.group(1), found.group(2) or ""
+            end = found.end()
+            if name in variables:
+                parts.append(f"(?P={name})")
+                continue
+            variables[name] = what
+            if name == PREFIX and not found.start() and text[end : end + 1] == ".":
+                parts.append(rf"(?:(?P<{name}>.+)\.)?")
+                end += 1
+            else:
+                parts.append(f"(?P<{name}>{_of(name, what)})")
+        parts.append(re.escape(_plain(text, text[end:])))
+        many = [name for name, what in variables.items() if what == "*"]
+        if len(many) > 1:
+            raise ValueError(f"{text!r} is no pattern: {len(many)} variables take lists")
+        self.text = text
+        self.many = many[0] if many else None
+        """The variable that takes the numbers of a list."""
+        self.variables = frozenset(variables)
+        self._pattern = re.compile("".join(parts), re.DOTALL)
+
+    def match(self, name: str) -> dict[str, str] | None:
+        """Return what a name binds the variables to; None if it is another name, or longer than names are."""
+        if not self.variables:
+            return {} if name == self.text else None
+        found = self._pattern.fullmatch(name) if len(name) <= LONGEST else None
+        return None if found is None else {key: text or "" for key, text in found.groupdict().items()}
+
+    def name(self, bound: Mapping[str, str]) -> str:
+        """Return the name in which variables have these values."""
+        text = self.text
+        if not bound.get(PREFIX) and text.startswith(f"{{{PREFIX}}}."):
+            text = text[len(PREFIX) + 3 :]
+        return _VARIABLE.sub(lambda found: bound[found.group(1)], text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _plain(text: str, part: str) -> str:
+    if "{" in part or "}" in part:
+        raise ValueError(f"{text!r} is no pattern: variables are written {{i}}, {{x:weight|bias}} or {{e*}}")
+    return part
+
+
+def _of(name: str, what: str) -> str:
+    """Return the regular expression of what a variable may be."""
+    if what.startswith(":"):
+        return "|".join(map(re.escape, what[1:].split("|")))
+    if what == "*":
+        return "0|[1-9][0-9]{0,5}"
+    return ".+" if name == PREFIX else "[^.]+"

@@ -1,0 +1,1 @@
+"""Recipes: how the tensors of one layout become those of another, without computing anything."""

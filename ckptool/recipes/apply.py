@@ -1,0 +1,211 @@
+"""
+A recipe and the weights of a checkpoint → the weights in the other layout.
+
+All rules are about the names as they are at first, and are applied at once. A name that two rules take, a part that is
+missing, and a name that no rule takes are refused, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Final, NamedTuple, TypeAlias
+
+from ckptool.cancellation import Cancellation, each
+from ckptool.checkpoints.weights import Weights
+from ckptool.errors import MigrationRefused
+from ckptool.messages import counted, some
+from ckptool.recipes.moves import moved
+from ckptool.recipes.recipe import Numbers, Recipe, Rule
+from ckptool.tensors.reading import LazyTensor
+
+Bound: TypeAlias = tuple[tuple[str, str], ...]
+"""What variables are, but for that of a list."""
+_REST_HINT: Final = "Leave them out with `exclude=`; a recipe that says rest = 'keep' keeps them as they are."
+
+
+class Move(NamedTuple):
+    """What one rule makes of tensors that it does more with than rename them: names and shapes before and after."""
+
+    does: str
+    """The operations: ``stack 0, concat 1``."""
+    before: tuple[tuple[str, tuple[int, ...]], ...]
+    after: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Applied(NamedTuple):
+    """Weights in another layout, and how they came about."""
+
+    weights: Weights
+    moves: tuple[Move, ...]
+
+
+class _Taken(NamedTuple):
+    """The names that a rule takes together: for each of its patterns one, or those of a list by their numbers."""
+
+    rule: Rule
+    bound: Bound
+    names: list[dict[int, str]]
+
+
+def apply_recipe(
+    recipe: Recipe, weights: Weights, given: Mapping[str, int], cancellation: Cancellation | None = None
+) -> Applied:
+    """
+    Return weights in the layout that a recipe makes of theirs; ``given`` are the numbers that are known.
+
+    Raises:
+        MigrationRefused: The recipe is about none of the names; two rules take one; a part of a rule is missing; a name
+            is taken by none, and is not to be kept; shapes do not fit; or two tensors would have one name.
+    """
+    numbers = Numbers(recipe, given)
+    groups, rest = _groups(recipe, weights, cancellation)
+    if not groups:
+        names = some(weights.names)
+        fact = f"recipe {recipe.name!r} is about none of the {counted(len(weights.names), 'name')}: {names}"
+        raise MigrationRefused(fact, kind="recipe-unmatched", hint=_sides_hint(recipe))
+    if rest and not recipe.keeps_rest:
+        fact = f"recipe {recipe.name!r} takes {len(weights.names) - len(rest):,} names, and not {some(rest)}"
+        raise MigrationRefused(fact, kind="recipe-rest", hint=_REST_HINT)
+    place = {name: number for number, name in enumerate(weights.names)}
+    made: list[tuple[int, str, tuple[str, ...], LazyTensor | None]] = [(place[one], one, (one,), None) for one in rest]
+    dropped: list[str] = []
+    moves: list[Move] = []
+    for group in each(groups, cancellation):
+        columns = [[names[number] for number in sorted(names)] for names in group.names]
+        sources = tuple(name for column in columns for name in column)
+        if not group.rule.targets:
+            dropped += [weights.old_names[name] for name in sources]
+            continue
+        outcome = list(_made(group, columns, weights, numbers))
+        at = min(place[name] for name in sources)
+        each_own = group.rule.is_rename
+        for number, (name, tensor) in enumerate(outcome):
+            made.append((at, name, (sources[number],) if each_own else sources, tensor))
+        if not each_own:
+            before = tuple((name, weights.tensors[name].shape) for name in sources)
+            after = tuple((name, one.shape) for name, one in outcome if one is not None)
+            moves.append(Move(group.rule.does, before, after))
+    made.sort(key=lambda one: one[0])
+    return Applied(_weights(weights, made, dropped), tuple(moves))
+
+
+def _sides_hint(recipe: Recipe) -> str | None:
+    if not all(recipe.sides):
+        return None
+    return f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way."
+
+
+def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None) -> tuple[list[_Taken], list[str]]:
+    """Return the names that rules take together, and those that none takes."""
+    plain: dict[str, list[tuple[int, int]]] = {}
+    others: list[tuple[int, int]] = []
+    for number, rule in enumerate(recipe.rules):
+        for index, pattern in enumerate(rule.sources):
+            (others if pattern.variables else plain.setdefault(pattern.text, [])).append((number, index))
+    groups: dict[tuple[int, Bound], _Taken] = {}
+    rest: list[str] = []
+    for name in each(weights.names, cancellation):
+        taken = -1
+        for number, index in (*plain.get(name, ()), *others):
+            rule = recipe.rules[number]
+            pattern = rule.sources[index]
+            found = pattern.match(name)
+            if found is None:
+                continue
+            if taken >= 0:
+                rules = f"{recipe.rules[taken]} and {rule}"
+                raise MigrationRefused(f"two rules of {recipe.name!r} take {name!r}: {rules}", kind="recipe-overlap")
+            taken = number
+            at = int(found.pop(pattern.many)) if pattern.many else 0
+            bound = tuple(sorted(found.items()))
+            group = groups.setdefault((number, bound), _Taken(rule, bound, [{} for _ in rule.sources]))
+            group.names[index][at] = name
+        if taken < 0:
+            rest.append(name)
+    for group in groups.values():
+        _refuse_missing(recipe, group)
+    return list(groups.values()), rest
+
+
+def _refuse_missing(recipe: Recipe, group: _Taken) -> None:
+    """Raise MigrationRefused where a part of what a rule takes together is not there."""
+    last = max(max(names) for names in group.names if names)
+    wanted = range(last + 1)
+    for pattern, names in zip(group.rule.sources, group.names, strict=True):
+        if len(names) == len(wanted):
+            continue
+        lacking = next(number for number in wanted if number not in names)
+        bound = dict(group.bound) | ({pattern.many: str(lacking)} if pattern.many else {})
+        there = next(iter(next(filter(None, group.names)).values()))
+        fact = f"recipe {recipe.name!r} needs {pattern.name(bound)!r}, which is not there, beside {there!r}"
+        raise MigrationRefused(fact, kind="recipe-missing", hint="Is a shard of it missing, or is it another layout?")
+
+
+def _made(
+    group: _Taken, columns: list[list[str]], weights: Weights, numbers: Numbers
+) -> Iterator[tuple[str, LazyTensor | None]]:
+    """Yield the new names of a group with their tensors; None for an entry that is none, and stays what it is."""
+    rule, bound = group.rule, dict(group.bound)
+    if rule.is_rename:
+        for target, column in zip(rule.targets, columns, strict=True):
+            for number, name in enumerate(column):
+                own = bound | ({target.many: str(number)} if target.many else {})
+                yield target.name(own), weights.tensors.get(name)
+        return
+    if others := [name for column in columns for name in column if name not in weights.tensors]:
+        raise MigrationRefused(f"{others[0]!r} is no tensor, and can only be renamed", kind="recipe-not-plain")
+    found = moved(rule, [[weights.tensors[name] for name in column] for column in columns], numbers.value)
+    for target, made in zip(rule.targets, found, strict=True):
+        for number, tensor in zip(count(), made):
+            own = bound | ({target.many: str(number)} if target.many else {})
+            yield target.name(own), tensor
+
+
+def _weights(
+    weights: Weights, made: Sequence[tuple[int, str, tuple[str, ...], LazyTensor | None]], dropped: Sequence[str]
+) -> Weights:
+    """Return the weights that were made; what is known of modules goes, for they are others now."""
+    tensors: dict[str, LazyTensor] = {}
+    others = dict[str, object]()
+    old_names: dict[str, str] = {}
+    made_of: dict[str, tuple[str, ...]] = {}
+    for _, name, sources, tensor in made:
+        if name in old_names:
+            twins = f"{old_names[name]!r} and {weights.old_names[sources[0]]!r}"
+            raise MigrationRefused(f"{twins} would both be called {name!r}", kind="name-collision")
+        old_names[name] = weights.old_names[sources[0]]
+        known = weights.tensors.get(sources[0])
+        one = known if tensor is None else tensor
+        if one is None:
+            others[name] = weights.others[sources[0]]
+        else:
+            tensors[name] = LazyTensor(name, one.info)
+        if one is not known:
+            made_of[name] = tuple(weights.old_names[source] for source in sources)
+    return weights._replace(
+        tensors=tensors,
+        others=others,
+        modules={},
+        old_names=old_names,
+        made_of=made_of,
+        dropped=(*weights.dropped, *dropped),
+        assumed={},
+    )
+
+
+def moves_shown(moves: Sequence[Move]) -> Iterator[str]:
+    """Yield what a recipe does, a line for each kind of move, with the first of its kind."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for number, move in enumerate(moves):
+        shapes = [tuple(shape for _, shape in side) for side in (move.before, move.after)]
+        kinds.setdefault((move.does, *shapes), []).append(number)
+    for (does, *_), numbers in kinds.items():
+        first = moves[numbers[0]]
+        sides = [_side(side) for side in (first.before, first.after)]
+        more = f", and {len(numbers) - 1:,} more alike" if len(numbers) > 1 else ""
+        yield f"{does}: {sides[0]} -> {sides[1]}{more}"
+
+
+def _side(named: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    return some([f"{name} {list(shape)}" for name, shape in named])

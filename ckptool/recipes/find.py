@@ -1,0 +1,120 @@
+"""Which recipe is meant by a name or a path, the numbers that a checkpoint says, and the weights in its layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import Weights
+from ckptool.errors import MigrationRefused
+from ckptool.formats.json_beside import object_beside, quantization_of
+from ckptool.messages import some
+from ckptool.names.missing import by_likeness
+from ckptool.recipes.apply import Applied, apply_recipe
+from ckptool.recipes.recipe import Recipe, recipe_of
+from ckptool.sources.toml_file import read_toml
+
+_NAMED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "named")
+_SUFFIX: Final = ".toml"
+_SETTINGS: Final = ("config.json", "params.json")
+_INSIDE: Final = ("text_config", "llm_config")
+"""Where settings of models for pictures and text have those of the language model."""
+NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
+_HINT: Final = "docs/layouts.md says what a recipe may have."
+
+
+@dataclass(frozen=True)
+class AskedRecipe:
+    """A recipe that a caller asked for."""
+
+    recipe: Recipe
+    numbers: Mapping[str, int]
+    """Those that the caller says."""
+
+    def applied(self, checkpoint: Checkpoint, weights: Weights) -> Applied:
+        """
+        Return weights of a checkpoint in the layout of the recipe.
+
+        Raises:
+            MigrationRefused: What ``apply_recipe`` refuses; or a quantised weight would be more than renamed.
+        """
+        given = {**settings_of(checkpoint), **self.numbers}
+        unknown = [name for name in self.numbers if name not in {*self.recipe.numbers, *self.recipe.lets}]
+        if unknown:
+            near = some(self.recipe.numbers or ["none"])
+            fact = f"recipe {self.recipe.name!r} has no number {unknown[0]!r}"
+            raise MigrationRefused(fact, kind="recipe-number", hint=f"Its numbers are {near}.")
+        found = apply_recipe(self.recipe, weights, given, checkpoint.source.cancellation)
+        moved = {one for parts in found.weights.made_of.values() for one in parts}
+        quantised = quantization_of(checkpoint) if moved else None
+        head = weights.state_dict.head
+        bound = {one.name for one, _ in quantised.bound} if quantised is not None else set()
+        bound |= {part for _, parts in quantised.bound for part in parts} if quantised is not None else set()
+        if broken := [name for name in moved if head + name in bound]:
+            fact = f"{broken[0]!r} is quantised, or is a scale: it can only be renamed"
+            hint = "Write it with `dequantize=True` first, and give what comes out to the recipe."
+            raise MigrationRefused(fact, kind="recipe-not-plain", hint=hint)
+        return found
+
+
+def named_recipes() -> list[str]:
+    """Return the names of the recipes that come with ckptool."""
+    return sorted(name[: -len(_SUFFIX)] for name in os.listdir(_NAMED) if name.endswith(_SUFFIX))
+
+
+def read_recipe(given: str | os.PathLike[str]) -> Recipe:
+    """
+    Return the recipe of a name, or in a file of TOML.
+
+    Raises:
+        MigrationRefused: No recipe has the name.
+        MalformedFile: The file is no recipe.
+        FileUnavailable: It cannot be read.
+    """
+    text = os.fspath(given)
+    is_path = text.endswith(_SUFFIX) or os.path.basename(text) != text or not isinstance(given, str)
+    if is_path:
+        return recipe_of(os.path.splitext(os.path.basename(text))[0], read_toml(text, "bad-recipe", _HINT), text)
+    names = named_recipes()
+    if text not in names:
+        near = f"The nearest are {some(by_likeness(text, names))}. " if names else ""
+        hint = f"{near}A recipe of your own is a path that ends in '.toml'."
+        raise MigrationRefused(f"there is no recipe {text!r}", kind="no-such-recipe", hint=hint)
+    path = os.path.join(_NAMED, text + _SUFFIX)
+    return recipe_of(text, read_toml(path, "bad-recipe", _HINT), path)
+
+
+def asked(
+    given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
+) -> AskedRecipe | None:
+    """
+    Return the recipe that a caller asked for; None if for none.
+
+    Raises:
+        ValueError: There are numbers, or ``reverse``, and no recipe.
+        MigrationRefused: There is no such recipe, or no way back.
+    """
+    if given is None:
+        if reverse or numbers:
+            raise ValueError(f"{'reverse' if reverse else 'recipe_arguments'} is for a recipe, and there is none")
+        return None
+    if wrong := next((name for name, value in numbers.items() if type(value) is not int), None):
+        raise ValueError(f"recipe_arguments are integers: {wrong}={numbers[wrong]!r}")
+    recipe = read_recipe(given)
+    return AskedRecipe(recipe.reversed if reverse else recipe, dict(numbers))
+
+
+def settings_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the integers in config.json, or params.json, beside a checkpoint, by name."""
+    found: dict[str, int] = {}
+    for name in _SETTINGS:
+        settings = object_beside(checkpoint.path, checkpoint.source, name)
+        inside = [settings.get(key) for key in _INSIDE]
+        for one in (settings, *inside):
+            if isinstance(one, Mapping):
+                found |= {key: value for key, value in one.items() if type(value) is int and key not in found}
+    return found

@@ -1,0 +1,270 @@
+"""
+What the steps of a recipe do to the facts of tensors: joined, cut and turned, and no value is computed.
+
+The bytes of what comes out are ranges of what went in, or its elements in another order; they are read when it is
+written, in bounded pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+
+from ckptool.errors import MigrationRefused
+from ckptool.messages import some
+from ckptool.recipes.recipe import Number, Rule, Step
+from ckptool.tensors.pieces import Piece, in_pieces, joined, packed
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable, row_major
+
+Tensors = list[LazyTensor]
+"""One tensor, or those of a list of modules."""
+Value = Callable[[Number], int]
+
+
+def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]:
+    """
+    Return what the steps of a rule make of tensors: for each of its names one, or those of a list.
+
+    Raises:
+        MigrationRefused: A tensor is not plain, or shapes and types do not fit a step.
+    """
+    found = [[_plain(one) for one in column] for column in columns]
+    is_list = rule.sources[0].many is not None
+    for step in rule.steps:
+        found, is_list = _after(step, found, is_list, rule, value)
+    return [[_settled(one) for one in column] for column in found]
+
+
+def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value: Value) -> tuple[list[Tensors], bool]:
+    op, ends_as_list = step.op, rule.targets[0].many is not None
+    if op == "stack":
+        return ([[_stacked(one, step.dim)] for one in columns], False) if is_list else (_rows(columns, step), is_list)
+    if op == "concat":
+        sizes = tuple(map(value, step.sizes))
+        if len(columns) > 1:
+            return [[_concatenated(row, step.dim, sizes) for row in zip(*columns, strict=True)]], is_list
+        _refuse_count(columns[0], value(step.parts or 0))
+        return [[_concatenated(columns[0], step.dim, sizes)]], False
+    if op == "unstack":
+        if ends_as_list and not is_list:
+            return [_unstacked(column[0], step.dim) for column in columns], True
+        return _turned([_unstacked(one, step.dim, len(rule.targets)) for one in columns[0]]), is_list
+    if op == "split":
+        sizes = tuple(map(value, step.sizes))
+        return _turned([_cut(one, step.dim, sizes) for one in columns[0]]), is_list
+    if op == "chunk":
+        if ends_as_list and not is_list and step.parts is not None:
+            return [_chunks(columns[0][0], step.dim, value(step.parts))], True
+        parts = value(step.parts) if step.parts is not None else len(step.order) or len(rule.targets)
+        return _turned([_chunks(one, step.dim, parts) for one in columns[0]]), is_list
+    change = _CHANGES[op]
+    return [[change(one, step, value) for one in column] for column in columns], is_list
+
+
+def _rows(columns: list[Tensors], step: Step) -> list[Tensors]:
+    return [[_stacked([one for column in columns for one in column], step.dim)]]
+
+
+def _turned(rows: list[Tensors]) -> list[Tensors]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _refuse_count(column: Tensors, wanted: int) -> None:
+    if len(column) != wanted:
+        raise _refused(column[0], f"there are {len(column)} of it, and the recipe wants {wanted}")
+
+
+def _refused(tensor: LazyTensor, fact: str) -> MigrationRefused:
+    return MigrationRefused(f"{tensor.name!r} {list(tensor.shape)}: {fact}", kind="recipe-shape")
+
+
+def _plain(tensor: LazyTensor) -> LazyTensor:
+    info = tensor.info
+    if info.storage is None or info.layout != "strided" or info.dtype.packed > 1 or info.is_array:
+        what = f"it is {info.layout} {info.dtype} on {info.location}, and only plain tensors can be more than renamed"
+        raise MigrationRefused(f"{tensor.name!r}: {what}", kind="recipe-not-plain")
+    return tensor
+
+
+def _dim(tensor: LazyTensor, dim: int, rank: int) -> int:
+    if not -rank <= dim < rank:
+        raise _refused(tensor, f"there is no dimension {dim}")
+    return dim % rank
+
+
+def _with(tensor: LazyTensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> LazyTensor:
+    return LazyTensor(tensor.name, tensor.info._replace(shape=shape, stride=stride, parts=()))
+
+
+def _settled(tensor: LazyTensor) -> LazyTensor:
+    """Return a tensor whose elements lie in their order, and alone in their storage."""
+    info = tensor.info
+    assert info.storage is not None  # _plain saw it
+    if info.is_as_stored and info.nbytes == info.storage.nbytes:
+        return tensor
+    if info.is_as_stored and info.shape:
+        return LazyTensor(tensor.name, tensor[:].info)
+    made = in_pieces(tensor.name, info.shape, info.dtype, packed(info, tensor.name), info.location)
+    return LazyTensor(tensor.name, made._replace(requires_grad=info.requires_grad, kind=info.kind))
+
+
+def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes: Sequence[int]) -> LazyTensor:
+    """Return parts as one tensor: each has so many places along a dimension, in their order."""
+    first = parts[0]
+    if len(shape) > MAX_RANK or not is_countable(shape):
+        raise _refused(first, f"{len(parts)} of them are more elements than a tensor can have")
+    pieces, begin = [], 0
+    for part, size in zip(parts, sizes, strict=True):
+        box = (*shape[:dim], size, *shape[dim + 1 :])
+        offsets = (*((0,) * dim), begin, *((0,) * (len(shape) - dim - 1)))
+        info = part.info._replace(shape=box, stride=_widened(part, dim)) if len(box) > len(part.shape) else part.info
+        pieces.append(Piece(offsets, box, part.name, partial(_same, info)))
+        begin += size
+    storage = first.info.storage
+    assert storage is not None  # _plain saw it
+    name = first.name if len(parts) == 1 else f"{first.name} and {len(parts) - 1} more"
+    info = joined(name, shape, first.info.dtype, pieces, storage.source.cancellation)
+    info = info._replace(location=first.info.location, requires_grad=first.info.requires_grad, kind=first.info.kind)
+    if info.storage is not None:
+        info = info._replace(storage=info.storage._replace(location=first.info.location))
+    return LazyTensor(name, info)
+
+
+def _same(info: TensorInfo) -> TensorInfo:
+    return info
+
+
+def _widened(part: LazyTensor, dim: int) -> tuple[int, ...]:
+    """Return the strides of a tensor with one more dimension, of one element."""
+    return (*part.info.stride[:dim], 1, *part.info.stride[dim:])
+
+
+def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], object]) -> None:
+    """Raise MigrationRefused unless parts have one type, and one shape but for what is joined."""
+    first = parts[0]
+    for other in parts[1:]:
+        if (other.dtype, kept(other)) != (first.dtype, kept(first)):
+            what = f"{other.dtype} {list(other.shape)}, and {first.name!r} {first.dtype} {list(first.shape)}"
+            raise MigrationRefused(f"{other.name!r} is {what}: they cannot be one tensor", kind="recipe-shape")
+
+
+def _stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+    first = parts[0]
+    dim = _dim(first, dim, len(first.shape) + 1)
+    _refuse_unlike(parts, lambda one: one.shape)
+    shape = (*first.shape[:dim], len(parts), *first.shape[dim:])
+    return _joined(parts, shape, dim, [1] * len(parts))
+
+
+def _concatenated(parts: Sequence[LazyTensor], dim: int, sizes: Sequence[int]) -> LazyTensor:
+    first = parts[0]
+    dim = _dim(first, dim, len(first.shape))
+    _refuse_unlike(parts, lambda one: (*one.shape[:dim], 0, *one.shape[dim + 1 :]))
+    found = [one.shape[dim] for one in parts]
+    if sizes and found != list(sizes):
+        names = some([one.name for one in parts])
+        raise _refused(first, f"{names} have {found} along {dim}, and the recipe wants {list(sizes)}")
+    if not sizes and len(set(found)) > 1:
+        fact = f"the parts have {found} along {dim}: a recipe says sizes where they are not equal"
+        raise _refused(first, fact)
+    return _joined(parts, (*first.shape[:dim], sum(found), *first.shape[dim + 1 :]), dim, found)
+
+
+def _cut(tensor: LazyTensor, dim: int, sizes: Sequence[int]) -> Tensors:
+    dim = _dim(tensor, dim, len(tensor.shape))
+    if sum(sizes) != tensor.shape[dim] or min(sizes) < 0:
+        raise _refused(tensor, f"sizes {list(sizes)} are not the {tensor.shape[dim]} along {dim}")
+    found, begin = [], 0
+    for size in sizes:
+        own = (*((slice(None),) * dim), slice(begin, begin + size))
+        found.append(LazyTensor(tensor.name, tensor[own].info))
+        begin += size
+    return found
+
+
+def _chunks(tensor: LazyTensor, dim: int, parts: int) -> Tensors:
+    dim = _dim(tensor, dim, len(tensor.shape))
+    size = tensor.shape[dim]
+    if parts < 1 or size % parts:
+        raise _refused(tensor, f"its {size} along {dim} cannot be cut into {parts} equal parts")
+    return _cut(tensor, dim, [size // parts] * parts)
+
+
+def _unstacked(tensor: LazyTensor, dim: int, wanted: int | None = None) -> Tensors:
+    dim = _dim(tensor, dim, len(tensor.shape))
+    size = tensor.shape[dim]
+    if wanted not in (None, size):
+        raise _refused(tensor, f"it has {size} along {dim}, and the recipe wants {wanted}")
+    found = []
+    for one in _cut(tensor, dim, [1] * size) if size else ():
+        shape, stride = one.shape, one.info.stride
+        found.append(_with(one, (*shape[:dim], *shape[dim + 1 :]), (*stride[:dim], *stride[dim + 1 :])))
+    return found
+
+
+def _transposed(tensor: LazyTensor, step: Step, _: Value) -> LazyTensor:
+    one, other = (_dim(tensor, dim, len(tensor.shape)) for dim in step.dims)
+    order = list(range(len(tensor.shape)))
+    order[one], order[other] = other, one
+    return _permuted(tensor, step._replace(dims=tuple(order)), _)
+
+
+def _permuted(tensor: LazyTensor, step: Step, _: Value) -> LazyTensor:
+    if len(step.dims) != len(tensor.shape):
+        raise _refused(tensor, f"it has not {len(step.dims)} dimensions")
+    shape, stride = (tuple(side[dim] for dim in step.dims) for side in (tensor.shape, tensor.info.stride))
+    return _with(tensor, shape, stride)
+
+
+def _reshaped(tensor: LazyTensor, step: Step, value: Value) -> LazyTensor:
+    was, shape = (_filled(tensor, tuple(map(value, side))) for side in (step.was, step.shape))
+    if was != tensor.shape:
+        raise _refused(tensor, f"the recipe wants {list(was)}")
+    return _viewed(tensor, shape)
+
+
+def _filled(tensor: LazyTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape with what -1 stands for."""
+    known = prod(size for size in shape if size != -1)
+    free = tensor.numel // known if known > 0 else 0
+    found = tuple(free if size == -1 else size for size in shape)
+    if min(found) < 0 or prod(found) != tensor.numel:
+        raise _refused(tensor, f"its {tensor.numel:,} elements are not {list(shape)}")
+    return found
+
+
+def _viewed(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
+    return _with(_settled(tensor), shape, row_major(shape))
+
+
+def _roped(tensor: LazyTensor, step: Step, value: Value) -> LazyTensor:
+    """
+    Return rows that are pairs within each head as rows that are halves, or the other way.
+
+    transformers; src/transformers/models/llama/convert_llama_weights_to_hf.py, permute
+    """
+    heads = value(step.heads)
+    rows = tensor.shape[0] if tensor.shape else 0
+    if heads < 1 or rows % (2 * heads):
+        raise _refused(tensor, f"its rows are not pairs in {heads} heads")
+    half = rows // heads // 2
+    pairs = (heads, half, 2) if step.op == "rope" else (heads, 2, half)
+    whole = _viewed(tensor, (*pairs, *tensor.shape[1:]))
+    order = (0, 2, 1, *range(3, len(whole.shape)))
+    return _viewed(_permuted(whole, step._replace(dims=order), value), tensor.shape)
+
+
+def _as_it_is(tensor: LazyTensor, _: Step, __: Value) -> LazyTensor:
+    return tensor
+
+
+_CHANGES = {
+    "rename": _as_it_is,
+    "transpose": _transposed,
+    "permute": _permuted,
+    "reshape": _reshaped,
+    "rope": _roped,
+    "unrope": _roped,
+}

@@ -1,0 +1,1 @@
+"""The recipes that come with it: each a file of TOML."""

@@ -1,0 +1,445 @@
+"""
+``Recipe``: rules that say which tensors become which, from a table of TOML; each has an inverse, ``drop`` aside.
+
+All that can be wrong with a recipe without a checkpoint is said here: names of variables, steps that do not fit each
+other, numbers that are made of each other in a circle.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import add, floordiv, mul, sub
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ckptool.errors import MalformedFile, MigrationRefused
+from ckptool.messages import some
+from ckptool.names.patterns import Pattern
+
+Number: TypeAlias = int | str
+"""An integer, or an expression of integers and names: ``num_attention_heads * head_dim``."""
+
+_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "rename": (),
+    "drop": (),
+    "concat": ("dim", "sizes", "parts"),
+    "split": ("dim", "sizes"),
+    "chunk": ("dim", "parts"),
+    "stack": ("dim",),
+    "unstack": ("dim",),
+    "transpose": ("dims",),
+    "permute": ("dims",),
+    "reshape": ("shape", "was"),
+    "rope": ("heads",),
+    "unrope": ("heads",),
+}
+"""What each operation can be given."""
+OPERATIONS: Final = tuple(_PARAMETERS)
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "split": ("sizes",),
+    "permute": ("dims",),
+    "reshape": ("shape", "was"),
+    "rope": ("heads",),
+    "unrope": ("heads",),
+}
+_KEYS: Final = ("about", "source", "from", "to", "rest", "let", "rule")
+_RULE_KEYS: Final = ("from", "to", "op", "steps", "each")
+_SIGNS: Final[Mapping[type[ast.operator], Any]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv}
+_LONGEST: Final = 200
+"""Characters of an expression."""
+_MOST: Final = 1 << 62
+_MOST_RULES: Final = 20_000
+_HINT: Final = "docs/layouts.md says what a recipe may have."
+
+
+class Step(NamedTuple):
+    """One operation on the tensors of a rule."""
+
+    op: str
+    dim: int = 0
+    sizes: tuple[Number, ...] = ()
+    dims: tuple[int, ...] = ()
+    shape: tuple[Number, ...] = ()
+    was: tuple[Number, ...] = ()
+    heads: Number = 1
+    parts: Number | None = None
+
+    @property
+    def inverse(self) -> Step:
+        """The step that undoes it."""
+        if self.op == "concat":
+            return self._replace(op="split" if self.sizes else "chunk")
+        if self.op == "permute":
+            return self._replace(dims=tuple(self.dims.index(dim) for dim in range(len(self.dims))))
+        if self.op == "reshape":
+            return self._replace(shape=self.was, was=self.shape)
+        others = {"split": "concat", "chunk": "concat", "stack": "unstack", "rope": "unrope"}
+        others |= {new: old for old, new in others.items() if new != "concat"}
+        return self._replace(op=others.get(self.op, self.op))
+
+    def __str__(self) -> str:
+        given = self._asdict()
+        shown = [given[name] for name in _PARAMETERS[self.op] if name != "was"]
+        words = [_said(value) for value in shown if value not in ((), None)]
+        return " ".join([self.op, *words])
+
+
+def _said(value: object) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
+class Rule(NamedTuple):
+    """What becomes of the tensors whose names match patterns; ``targets`` is empty where they are dropped."""
+
+    sources: tuple[Pattern, ...]
+    targets: tuple[Pattern, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def is_rename(self) -> bool:
+        """Whether tensors stay what they are."""
+        return all(step.op == "rename" for step in self.steps)
+
+    @property
+    def does(self) -> str:
+        """What it does, in a word or some."""
+        return ", ".join(map(str, self.steps)) or "rename"
+
+    @property
+    def reversed(self) -> Rule:
+        return Rule(self.targets, self.sources, tuple(step.inverse for step in reversed(self.steps)))
+
+    def __str__(self) -> str:
+        sources, targets = (" + ".join(map(str, side)) for side in (self.sources, self.targets))
+        return f"{sources} -> {targets}" if targets else f"drop {sources}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one layout becomes another."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    about: str = ""
+    source: str = ""
+    """Where the layout comes from: the code that says so."""
+    sides: tuple[str, str] = ("", "")
+    """What the two layouts are called."""
+    keeps_rest: bool = False
+    """Whether names that no rule takes stay as they are."""
+    lets: Mapping[str, Number] = field(default_factory=dict)
+    """Numbers that hold where the checkpoint's settings do not say them."""
+
+    @property
+    def reversed(self) -> Recipe:
+        """
+        The recipe for the way back.
+
+        Raises:
+            MigrationRefused: It drops something, which no recipe can bring back.
+        """
+        dropped = next((rule for rule in self.rules if not rule.targets), None)
+        if dropped is not None:
+            fact = f"recipe {self.name!r} has no way back: it drops {str(dropped.sources[0])!r}"
+            raise MigrationRefused(fact, kind="bad-recipe", hint="Write a recipe for the other way.")
+        rules = tuple(rule.reversed for rule in self.rules)
+        return replace(self, rules=rules, sides=(self.sides[1], self.sides[0]))
+
+    @property
+    def numbers(self) -> list[str]:
+        """The names of the numbers that its rules and its own numbers are made of, without those that it says."""
+        used = dict.fromkeys(name for given in self._given() for name in _names_in(given))
+        return [name for name in used if name not in self.lets or name in _names_in(self.lets[name])]
+
+    def _given(self) -> Iterator[Number]:
+        yield from self.lets.values()
+        for rule in self.rules:
+            for step in rule.steps:
+                yield from (*step.sizes, *step.shape, *step.was, step.heads)
+                yield from [] if step.parts is None else [step.parts]
+
+
+class Numbers:
+    """The numbers that a recipe's expressions stand for: those that are given, then its own."""
+
+    def __init__(self, recipe: Recipe, given: Mapping[str, int]) -> None:
+        self._recipe = recipe
+        self._known = dict(given)
+
+    def value(self, number: Number) -> int:
+        """
+        Return a number.
+
+        Raises:
+            MigrationRefused: It is made of a name that nothing says, divides by 0, or becomes too large.
+        """
+        if isinstance(number, int):
+            return number
+        open_names: list[str] = []
+        while True:  # names are worked out one after the other, each before what is made of it
+            missing = next((name for name in _names_in(number) if name not in self._known), None)
+            if missing is None:
+                return self._computed(number)
+            while missing is not None:
+                if missing not in self._recipe.lets or missing in open_names:
+                    raise self._unknown(missing)
+                open_names.append(missing)
+                inside = _names_in(self._recipe.lets[missing])
+                deeper = next((name for name in inside if name not in self._known), None)
+                if deeper is None:
+                    self._known[missing] = self._computed(self._recipe.lets[missing])
+                    open_names.clear()
+                missing = deeper
+
+    def _computed(self, number: Number) -> int:
+        if isinstance(number, int):
+            return number
+        try:
+            found = _evaluate(_parsed(number), self._known)
+        except ZeroDivisionError as error:
+            raise MigrationRefused(f"{number!r} divides by 0", kind="recipe-number") from error
+        if abs(found) > _MOST:
+            raise MigrationRefused(f"{number!r} is no size of a tensor: {found:,}", kind="recipe-number")
+        return found
+
+    def _unknown(self, name: str) -> MigrationRefused:
+        fact = f"recipe {self._recipe.name!r} needs {name!r}, and no config.json beside the file says it"
+        return MigrationRefused(fact, kind="recipe-number", hint=f"Say it with `recipe_arguments=`, as {name}=32.")
+
+
+def _parsed(text: str) -> ast.expr:
+    """Return an expression of integers and names; raise ValueError if it is something else."""
+    refused = f"{text[:_LONGEST]!r} is no number, and nothing but numbers, names, + - * // and parentheses"
+    if len(text) > _LONGEST:
+        raise ValueError(refused)
+    try:
+        body = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(refused) from error
+    for node in ast.walk(body):
+        is_number = isinstance(node, ast.Constant) and type(node.value) is int
+        if not (is_number or isinstance(node, ast.Name | ast.BinOp | ast.Load) or type(node) in _SIGNS):
+            raise ValueError(refused)
+    return body
+
+
+def _names_in(number: Number) -> list[str]:
+    nodes = () if isinstance(number, int) else ast.walk(_parsed(number))
+    return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
+
+
+def _evaluate(node: ast.expr, known: Mapping[str, int]) -> int:
+    """Return the value of an expression of at most 200 characters, which bounds how deep it is."""
+    if isinstance(node, ast.Constant):
+        return int(str(node.value))
+    if isinstance(node, ast.Name):
+        return known[node.id]
+    assert isinstance(node, ast.BinOp)  # _parsed let nothing else pass
+    found: int = _SIGNS[type(node.op)](_evaluate(node.left, known), _evaluate(node.right, known))
+    return found
+
+
+# From a table
+
+
+def recipe_of(name: str, table: Mapping[str, Any], path: str) -> Recipe:
+    """
+    Return the recipe that a table of TOML is.
+
+    Raises:
+        MalformedFile: A key, a pattern or a step means nothing, or steps do not fit what they are given.
+    """
+    try:
+        return _recipe(name, table)
+    except ValueError as error:
+        raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=_HINT) from error
+
+
+def _recipe(name: str, table: Mapping[str, Any]) -> Recipe:
+    _refuse_unknown(table, _KEYS, "")
+    rest = table.get("rest", "refuse")
+    if rest not in ("refuse", "keep"):
+        raise ValueError(f'rest is "refuse" or "keep", not {rest!r}')
+    texts = {key: table.get(key, "") for key in ("about", "source", "from", "to")}
+    if wrong := next((key for key, text in texts.items() if not isinstance(text, str)), None):
+        raise ValueError(f"{wrong} is no text")
+    given = table.get("let", {})
+    if not isinstance(given, dict):
+        raise ValueError("let is no table")  # noqa: TRY004 - of the file, not of the caller
+    lets = {key: _number(value, f"let.{key}") for key, value in given.items()}
+    _refuse_circles(lets)
+    tables = table.get("rule", [])
+    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+        raise ValueError("it has no rules: write [[rule]]")
+    rules: list[Rule] = []
+    for number, one in enumerate(tables, 1):
+        try:
+            rules += _rules(one)
+        except ValueError as error:
+            raise ValueError(f"rule {number}: {error}") from error
+        if len(rules) > _MOST_RULES:
+            raise ValueError(f"more than {_MOST_RULES:,} rules")
+    return Recipe(
+        name, tuple(rules), texts["about"], texts["source"], (texts["from"], texts["to"]), rest == "keep", lets
+    )
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    if unknown := [key for key in table if key not in known]:
+        raise ValueError(f"unknown {what}key {unknown[0]!r}: there are {some(list(known), 12)}")
+
+
+def _refuse_circles(lets: Mapping[str, Number]) -> None:
+    """Raise ValueError where numbers are made of each other, or of themselves, in a circle."""
+    left = {name: [one for one in _names_in(number) if one in lets] for name, number in lets.items()}
+    while ready := [name for name, inside in left.items() if not any(one in left for one in inside)]:
+        for name in ready:
+            del left[name]
+    if left:
+        raise ValueError(f"numbers are made of each other in a circle: {some(sorted(left))}")
+
+
+def _number(value: object, what: str) -> Number:
+    if isinstance(value, str):
+        _parsed(value)
+        return value
+    if type(value) is not int or abs(value) > _MOST:
+        raise ValueError(f"{what} is no integer, and no expression: {value!r}")
+    return value
+
+
+def _rules(table: Mapping[str, Any]) -> Iterator[Rule]:
+    """Yield the rules of a table: one, or one for each entry of ``each``, whose texts are put into the names."""
+    steps = tuple(_steps(table))
+    sources, targets = (_texts(table.get(key, []), key) for key in ("from", "to"))
+    entries = table.get("each", [{}])
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+        raise ValueError("each is no list of tables")
+    for entry in entries:
+        sides = []
+        for side in (sources, targets):
+            texts = list(side)
+            for key, text in entry.items():
+                texts = [one.replace(f"<{key}>", str(text)) for one in texts]
+            sides.append(tuple(map(Pattern, texts)))
+        rule = Rule(sides[0], sides[1], steps)
+        _check(rule)
+        if targets:
+            _check(rule.reversed)
+        yield rule
+
+
+def _texts(value: object, what: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+        raise ValueError(f"{what} is no name, and no list of names")
+    return texts
+
+
+def _steps(table: Mapping[str, Any]) -> Iterator[Step]:
+    if "steps" not in table:
+        given = {key: value for key, value in table.items() if key not in ("from", "to", "each")}
+        yield _step({"op": "rename", **given})
+        return
+    steps = table["steps"]
+    _refuse_unknown(table, ("from", "to", "each", "steps"), "")
+    if not isinstance(steps, list) or not steps or not all(isinstance(one, dict) for one in steps):
+        raise ValueError('steps is no list of tables, as [{ op = "stack" }]')
+    for one in steps:
+        if one.get("op") in ("rename", "drop"):
+            raise ValueError(f"{one['op']!r} is a rule of its own, and no step")
+        yield _step(one)
+
+
+def _step(given: Mapping[str, Any]) -> Step:
+    op = str(given.get("op"))
+    if op not in _PARAMETERS:
+        raise ValueError(f"there is no operation {op!r}: there are {some(list(OPERATIONS), 12)}")
+    _refuse_unknown(given, ("op", *_PARAMETERS[op]), f"{op} ")
+    if lacking := [name for name in _NEEDED.get(op, ()) if name not in given]:
+        raise ValueError(f"{op} needs {lacking[0]}")
+    if op == "transpose":
+        given = {"dims": [0, 1], **given}
+    found: dict[str, Any] = {"op": op}
+    for name in _PARAMETERS[op]:
+        if name not in given:
+            continue
+        value = given[name]
+        if name == "dim" and type(value) is not int:
+            raise ValueError(f"dim is no integer: {value!r}")
+        if name in ("dim", "heads", "parts"):
+            found[name] = value if name == "dim" else _number(value, name)
+            continue
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"{name} is no list of numbers")
+        found[name] = tuple(_number(one, name) for one in value)
+    step = Step(**found)
+    dims = step.dims
+    is_pair = len(dims) == 2 and dims[0] != dims[1] and all(type(dim) is int for dim in dims)
+    if (op == "transpose" and not is_pair) or (op == "permute" and sorted(dims) != list(range(len(dims)))):
+        raise ValueError(f"{op} takes {'two dimensions' if op == 'transpose' else '0 to n-1 in another order'}")
+    if any(side.count(-1) > 1 for side in (step.shape, step.was)):
+        raise ValueError("a shape has at most one -1")
+    return step
+
+
+def _check(rule: Rule) -> None:
+    """Raise ValueError where variables or steps of a rule do not fit each other."""
+    sources, targets, steps = rule
+    if not sources:
+        raise ValueError("there is no name in from")
+    if (steps[0].op == "drop") != (not targets):
+        raise ValueError("drop has no to" if targets else "there is no name in to")
+    for side in (sources, targets):
+        if len({(one.variables, one.many) for one in side}) > 1:
+            raise ValueError(f"names of one side have other variables: {some([str(one) for one in side])}")
+        if len({one.text for one in side}) < len(side):
+            raise ValueError(f"a name is there twice: {some([str(one) for one in side])}")
+    if not targets:
+        return
+    apart = [sorted(one.variables - {one.many}) for one in (sources[0], targets[0])]
+    if apart[0] != apart[1]:
+        raise ValueError(f"{str(sources[0])!r} and {str(targets[0])!r} have other variables")
+    columns, is_list = len(sources), sources[0].many is not None
+    for step in steps:
+        columns, is_list = after(step, columns, is_list, rule)
+    if columns != len(targets) or is_list != (targets[0].many is not None):
+        what = f"{rule.does} makes {columns} {'lists' if is_list else 'tensors'}"
+        raise ValueError(f"{what}, and to has {len(targets)} names: {some(list(map(str, targets)))}")
+
+
+def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[int, bool]:
+    """
+    Return how many tensors there are after a step, or lists of them, and whether they are lists.
+
+    Raises:
+        ValueError: The step does not take so many.
+    """
+    op, wanted = step.op, len(rule.targets)
+    ends_as_list = rule.targets[0].many is not None
+    if op == "stack" and (is_list or columns > 1):
+        return (columns, False) if is_list else (1, False)
+    if op == "concat" and (columns > 1 or is_list):
+        if columns == 1 and step.parts is None:
+            raise ValueError("concat of a list needs parts: how many there are")
+        if columns > 1 and step.sizes and len(step.sizes) != columns:
+            raise ValueError(f"concat has {len(step.sizes)} sizes for {columns} names")
+        return (1, is_list) if columns > 1 else (1, False)
+    if op == "unstack" and not is_list and ends_as_list:
+        return columns, True
+    if op == "unstack" and columns == 1:
+        return wanted, is_list
+    if op == "split" and columns == 1:
+        return len(step.sizes), is_list
+    if op == "chunk" and columns == 1:
+        if ends_as_list and not is_list and step.parts is not None:
+            return 1, True
+        if step.parts is not None and type(step.parts) is not int:
+            raise ValueError("chunk into several names has a plain number of parts")
+        return (wanted if step.parts is None else int(step.parts)), is_list
+    if op in ("stack", "concat", "unstack", "split", "chunk"):
+        raise ValueError(f"{op} does not take {columns} {'lists' if is_list else 'names'}")
+    if op == "rename" and columns != wanted:
+        raise ValueError(f"rename takes as many names as it gives, not {columns} and {wanted}")
+    return columns, is_list
