@@ -23,7 +23,7 @@ from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.loading.choice import Choice, Made, as_it_is
+from ckptool.loading.choice import Choice, Made
 from ckptool.loading.custom_loading import fill, rehearse
 from ckptool.loading.fill_plan import FillPlan, Target, check_model, check_placing, fits_bytewise, model_tensors
 from ckptool.loading.load import (
@@ -90,8 +90,7 @@ def load_into(
     of them together, where names from the top of the file are those of the model. ``include`` fills only what has a
     name in the model that matches a glob, or one of several, and ``prefix`` takes what is below it in the file, without
     it. ``dequantize`` first makes quantised weights dense, and a ``recipe``, by its name or the path of one, puts the
-    weights into another layout, as ``migrate`` does. ``optimizer`` gets the state that the file has for it, on the
-    devices of its parameters.
+    weights into another layout, as ``migrate`` does. ``optimizer`` gets the file's state for it, on its devices.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
     own ``load_state_dict``. A copy of it on the CPU loads first, without hooks for after loading unless names do not
@@ -123,16 +122,12 @@ def load_into(
             checkpoint.check_index()
         state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
         assembly = Assembly(place, mmap=mmap, dtype=dtype, cancellation=limits.cancellation)
-        made = partial(dense, checkpoint, dtype=dtype or _type_of(model)) if dequantize else as_it_is
-        if layout is not None:
-            made = partial(_in_layout, layout, checkpoint, made)
+        made = _made(checkpoint, dtype or _type_of(model), layout, dequantize=dequantize)
         choice = Choice(model, checkpoint, key, weights, allow_missing, made, layout is not None)
         load = _Load(choice, assembly, started, dtype, mmap, progress, strict, verify, breaks)
         targets = choice.targets(strict=strict, include=include, prefix=prefix)
-        if targets is not None:
-            report = load.planned(*targets)
-        else:
-            report = choice.through_own_code(load.through_own_code, strict=strict)
+        through = partial(choice.through_own_code, load.through_own_code, strict=strict)
+        report = load.planned(*targets) if targets is not None else through()
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if state is not None:
             state.apply()
@@ -140,8 +135,14 @@ def load_into(
     return _logged(report)
 
 
-def _in_layout(recipe: AskedRecipe, checkpoint: Checkpoint, made: Made, weights: Weights) -> Weights:
-    return recipe.applied(checkpoint, made(weights)).weights
+def _made(checkpoint: Checkpoint, dtype: torch.dtype | None, layout: AskedRecipe | None, *, dequantize: bool) -> Made:
+    """Return what is made of the weights first: dense ones, and those in another layout."""
+
+    def made(weights: Weights) -> Weights:
+        plain = dense(checkpoint, weights, dtype) if dequantize else weights
+        return plain if layout is None else layout.applied(checkpoint, plain).weights
+
+    return made
 
 
 def _logged(report: LoadReport) -> LoadReport:

@@ -123,8 +123,9 @@ class MigrationReport(NamedTuple):
         """Return it for JSON, as the command line prints it."""
         fields = as_json(self)
         del fields["dropped_at_root"], fields["assumed"]  # they are among those that are dropped, and the notes
-        if not self.metadata:
-            del fields["metadata"]  # few set any
+        for name in ("metadata", "moved"):  # few migrations have any
+            if not fields[name]:
+                del fields[name]
         head = {name: fields.pop(name) for name in ("source", "target", "form")}
         return {"schema": SCHEMA, **head, "source_format": self.before.format, **fields}
 

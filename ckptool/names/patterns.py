@@ -2,47 +2,50 @@
 Patterns of names with variables in braces, as recipes have them: what a name binds them to, and back.
 
 ``{i}`` is one component, or a part of one: some characters without a dot. ``{x:weight|bias}`` is one of these texts.
-``{p}`` is any prefix of whole components, and may be none where it stands first. ``{e*}`` takes the numbers of a list
-of modules, all that there are.
+``{r+}`` is one or more whole components, and ``{p}`` is, too, or none where it stands first. ``{e*}`` takes the numbers
+of a list of modules, all that there are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from ckptool.names.renaming import LONGEST
 
-_VARIABLE: Final = re.compile(r"\{([a-z][a-z0-9_]*)(\*|:[^{}]+)?\}")
+_VARIABLE: Final = re.compile(r"\{([a-z][a-z0-9_]*)(\*|\+|:[^{}]+)?\}")
 PREFIX: Final = "p"
 """The variable that is any number of components."""
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _ADJACENT: Final = re.compile(r"\}\{")
 
 
 class Pattern:
     """
-    A name with variables in braces.
+    A name with variables in braces; ``known`` says what those are that other names of the rule say it of.
 
     Raises:
         ValueError: It is empty, has a brace that begins no variable, two variables without anything between them, or
             more than one that takes a list.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, known: Mapping[str, str] = _NOTHING) -> None:
         if not text or _ADJACENT.search(text):
             raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
         parts, variables, end = list[str](), dict[str, str](), 0
         for found in _VARIABLE.finditer(text):
             parts.append(re.escape(_plain(text, text[end : found.start()])))
-            name, what = found.group(1), found.group(2) or ""
+            name = found.group(1)
+            what = found.group(2) or known.get(name, "")
             end = found.end()
             if name in variables:
                 parts.append(f"(?P={name})")
                 continue
             variables[name] = what
             if name == PREFIX and not found.start() and text[end : end + 1] == ".":
-                parts.append(rf"(?:(?P<{name}>.+)\.)?")
+                parts.append(rf"(?:(?P<{name}>{_of(name, what)})\.)?")
                 end += 1
             else:
                 parts.append(f"(?P<{name}>{_of(name, what)})")
@@ -74,6 +77,12 @@ class Pattern:
         return self.text
 
 
+def said_in(texts: Iterable[str]) -> dict[str, str]:
+    """Return what names say of their variables: that it is one of some texts, or several components."""
+    found = [(name, what) for text in texts for name, what in _VARIABLE.findall(text)]
+    return {name: what for name, what in found if what not in ("", "*")}
+
+
 def _plain(text: str, part: str) -> str:
     if "{" in part or "}" in part:
         raise ValueError(f"{text!r} is no pattern: variables are written {{i}}, {{x:weight|bias}} or {{e*}}")
@@ -86,4 +95,4 @@ def _of(name: str, what: str) -> str:
         return "|".join(map(re.escape, what[1:].split("|")))
     if what == "*":
         return "0|[1-9][0-9]{0,5}"
-    return ".+" if name == PREFIX else "[^.]+"
+    return r"[^.]+(?:\.[^.]+)*" if what == "+" or name == PREFIX else "[^.]+"

@@ -101,6 +101,8 @@ def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None)
     plain: dict[str, list[tuple[int, int]]] = {}
     others: list[tuple[int, int]] = []
     for number, rule in enumerate(recipe.rules):
+        if rule.only == "back":
+            continue
         for index, pattern in enumerate(rule.sources):
             (others if pattern.variables else plain.setdefault(pattern.text, [])).append((number, index))
     groups: dict[tuple[int, Bound], _Taken] = {}

@@ -78,14 +78,22 @@ def read_recipe(given: str | os.PathLike[str]) -> Recipe:
     text = os.fspath(given)
     is_path = text.endswith(_SUFFIX) or os.path.basename(text) != text or not isinstance(given, str)
     if is_path:
-        return recipe_of(os.path.splitext(os.path.basename(text))[0], read_toml(text, "bad-recipe", _HINT), text)
+        return _from_file(os.path.splitext(os.path.basename(text))[0], text)
     names = named_recipes()
     if text not in names:
         near = f"The nearest are {some(by_likeness(text, names))}. " if names else ""
         hint = f"{near}A recipe of your own is a path that ends in '.toml'."
         raise MigrationRefused(f"there is no recipe {text!r}", kind="no-such-recipe", hint=hint)
-    path = os.path.join(_NAMED, text + _SUFFIX)
-    return recipe_of(text, read_toml(path, "bad-recipe", _HINT), path)
+    return _from_file(text, os.path.join(_NAMED, text + _SUFFIX))
+
+
+def _from_file(name: str, path: str) -> Recipe:
+    def part(other: str) -> Recipe:
+        if other not in named_recipes() or other == name:
+            raise ValueError(f"a part is no recipe that comes with ckptool: {other!r}")
+        return read_recipe(other)
+
+    return recipe_of(name, read_toml(path, "bad-recipe", _HINT), path, part)
 
 
 def asked(

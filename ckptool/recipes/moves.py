@@ -44,31 +44,38 @@ def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value:
     if op == "concat":
         sizes = tuple(map(value, step.sizes))
         if len(columns) > 1:
+            columns = [columns[place] for place in step.order or range(len(columns))]
             return [[_concatenated(row, step.dim, sizes) for row in zip(*columns, strict=True)]], is_list
         _refuse_count(columns[0], value(step.parts or 0))
         return [[_concatenated(columns[0], step.dim, sizes)]], False
     if op == "unstack":
         if ends_as_list and not is_list:
             return [_unstacked(column[0], step.dim) for column in columns], True
-        return _turned([_unstacked(one, step.dim, len(rule.targets)) for one in columns[0]]), is_list
+        return _turned([_unstacked(one, step.dim, len(rule.targets)) for one in columns[0]], step), is_list
     if op == "split":
         sizes = tuple(map(value, step.sizes))
-        return _turned([_cut(one, step.dim, sizes) for one in columns[0]]), is_list
+        return _turned([_cut(one, step.dim, sizes) for one in columns[0]], step), is_list
     if op == "chunk":
         if ends_as_list and not is_list and step.parts is not None:
             return [_chunks(columns[0][0], step.dim, value(step.parts))], True
         parts = value(step.parts) if step.parts is not None else len(step.order) or len(rule.targets)
-        return _turned([_chunks(one, step.dim, parts) for one in columns[0]]), is_list
+        return _turned([_chunks(one, step.dim, parts) for one in columns[0]], step), is_list
     change = _CHANGES[op]
-    return [[change(one, step, value) for one in column] for column in columns], is_list
+    of = step.of or range(len(columns))
+    found = []
+    for at, column in enumerate(columns):
+        found.append([change(one, step, value) for one in column] if at in of else column)
+    return found, is_list
 
 
 def _rows(columns: list[Tensors], step: Step) -> list[Tensors]:
     return [[_stacked([one for column in columns for one in column], step.dim)]]
 
 
-def _turned(rows: list[Tensors]) -> list[Tensors]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _turned(rows: list[Tensors], step: Step) -> list[Tensors]:
+    """Return what rows of parts are by part: the parts are in the order that the step says they lie in."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return [columns[step.order.index(place)] for place in range(len(columns))] if step.order else columns
 
 
 def _refuse_count(column: Tensors, wanted: int) -> None:

@@ -8,14 +8,16 @@ other, numbers that are made of each other in a circle.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
 from operator import add, floordiv, mul, sub
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.errors import MalformedFile, MigrationRefused
 from ckptool.messages import some
-from ckptool.names.patterns import Pattern
+from ckptool.names.patterns import Pattern, said_in
 
 Number: TypeAlias = int | str
 """An integer, or an expression of integers and names: ``num_attention_heads * head_dim``."""
@@ -23,16 +25,16 @@ Number: TypeAlias = int | str
 _PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rename": (),
     "drop": (),
-    "concat": ("dim", "sizes", "parts"),
-    "split": ("dim", "sizes"),
-    "chunk": ("dim", "parts"),
+    "concat": ("dim", "sizes", "parts", "order"),
+    "split": ("dim", "sizes", "order"),
+    "chunk": ("dim", "parts", "order"),
     "stack": ("dim",),
     "unstack": ("dim",),
-    "transpose": ("dims",),
-    "permute": ("dims",),
-    "reshape": ("shape", "was"),
-    "rope": ("heads",),
-    "unrope": ("heads",),
+    "transpose": ("dims", "of"),
+    "permute": ("dims", "of"),
+    "reshape": ("shape", "was", "of"),
+    "rope": ("heads", "of"),
+    "unrope": ("heads", "of"),
 }
 """What each operation can be given."""
 OPERATIONS: Final = tuple(_PARAMETERS)
@@ -43,9 +45,11 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "rope": ("heads",),
     "unrope": ("heads",),
 }
-_KEYS: Final = ("about", "source", "from", "to", "rest", "let", "rule")
-_RULE_KEYS: Final = ("from", "to", "op", "steps", "each")
+_KEYS: Final = ("about", "source", "from", "to", "rest", "let", "rule", "part")
+_ABOUT_RULE: Final = ("from", "to", "each", "only")
+_WAYS: Final = ("forward", "back")
 _SIGNS: Final[Mapping[type[ast.operator], Any]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv}
+_ANY_PREFIX: Final = "{p}."
 _LONGEST: Final = 200
 """Characters of an expression."""
 _MOST: Final = 1 << 62
@@ -64,6 +68,10 @@ class Step(NamedTuple):
     was: tuple[Number, ...] = ()
     heads: Number = 1
     parts: Number | None = None
+    order: tuple[int, ...] = ()
+    """Which part lies where, of those that are joined or cut; in their order, if nothing is said."""
+    of: tuple[int, ...] = ()
+    """Which of the tensors it is about; all, if nothing is said."""
 
     @property
     def inverse(self) -> Step:
@@ -95,6 +103,8 @@ class Rule(NamedTuple):
     sources: tuple[Pattern, ...]
     targets: tuple[Pattern, ...]
     steps: tuple[Step, ...]
+    only: str = ""
+    """The one way that it is for: ``forward`` or ``back``."""
 
     @property
     def is_rename(self) -> bool:
@@ -108,7 +118,8 @@ class Rule(NamedTuple):
 
     @property
     def reversed(self) -> Rule:
-        return Rule(self.targets, self.sources, tuple(step.inverse for step in reversed(self.steps)))
+        only = _WAYS[1 - _WAYS.index(self.only)] if self.only else ""
+        return Rule(self.targets, self.sources, tuple(step.inverse for step in reversed(self.steps)), only)
 
     def __str__(self) -> str:
         sources, targets = (" + ".join(map(str, side)) for side in (self.sources, self.targets))
@@ -139,12 +150,13 @@ class Recipe:
         Raises:
             MigrationRefused: It drops something, which no recipe can bring back.
         """
-        dropped = next((rule for rule in self.rules if not rule.targets), None)
+        rules = [rule for rule in self.rules if rule.only != "forward"]
+        dropped = next((rule for rule in rules if not rule.targets), None)
         if dropped is not None:
             fact = f"recipe {self.name!r} has no way back: it drops {str(dropped.sources[0])!r}"
             raise MigrationRefused(fact, kind="bad-recipe", hint="Write a recipe for the other way.")
-        rules = tuple(rule.reversed for rule in self.rules)
-        return replace(self, rules=rules, sides=(self.sides[1], self.sides[0]))
+        turned = tuple(rule.reversed for rule in rules)
+        return replace(self, rules=turned, sides=(self.sides[1], self.sides[0]))
 
     @property
     def numbers(self) -> list[str]:
@@ -243,20 +255,20 @@ def _evaluate(node: ast.expr, known: Mapping[str, int]) -> int:
 # From a table
 
 
-def recipe_of(name: str, table: Mapping[str, Any], path: str) -> Recipe:
+def recipe_of(name: str, table: Mapping[str, Any], path: str, named: Callable[[str], Recipe]) -> Recipe:
     """
-    Return the recipe that a table of TOML is.
+    Return the recipe that a table of TOML is; ``named`` gives those that it has parts of.
 
     Raises:
         MalformedFile: A key, a pattern or a step means nothing, or steps do not fit what they are given.
     """
     try:
-        return _recipe(name, table)
+        return _recipe(name, table, named)
     except ValueError as error:
         raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=_HINT) from error
 
 
-def _recipe(name: str, table: Mapping[str, Any]) -> Recipe:
+def _recipe(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe]) -> Recipe:
     _refuse_unknown(table, _KEYS, "")
     rest = table.get("rest", "refuse")
     if rest not in ("refuse", "keep"):
@@ -269,10 +281,17 @@ def _recipe(name: str, table: Mapping[str, Any]) -> Recipe:
         raise ValueError("let is no table")  # noqa: TRY004 - of the file, not of the caller
     lets = {key: _number(value, f"let.{key}") for key, value in given.items()}
     _refuse_circles(lets)
-    tables = table.get("rule", [])
-    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+    tables, parts = (table.get(key, []) for key in ("rule", "part"))
+    if not (tables or parts) or not all(isinstance(one, list) for one in (tables, parts)):
         raise ValueError("it has no rules: write [[rule]]")
+    if not all(isinstance(one, dict) for one in (*tables, *parts)):
+        raise ValueError("a rule, or a part, is no table")
     rules: list[Rule] = []
+    for one in parts:
+        _refuse_unknown(one, ("recipe", "from", "to"), "part ")
+        other = named(str(one.get("recipe")))
+        rules += [_of_part(rule, str(one.get("from", "")), str(one.get("to", ""))) for rule in other.rules]
+        lets = {**other.lets, **lets}
     for number, one in enumerate(tables, 1):
         try:
             rules += _rules(one)
@@ -313,21 +332,48 @@ def _rules(table: Mapping[str, Any]) -> Iterator[Rule]:
     """Yield the rules of a table: one, or one for each entry of ``each``, whose texts are put into the names."""
     steps = tuple(_steps(table))
     sources, targets = (_texts(table.get(key, []), key) for key in ("from", "to"))
-    entries = table.get("each", [{}])
-    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
-        raise ValueError("each is no list of tables")
-    for entry in entries:
+    only = table.get("only", "")
+    if only not in ("", *_WAYS):
+        raise ValueError(f"only is 'forward' or 'back', not {only!r}")
+    for entry in _entries(table.get("each", [{}])):
         sides = []
         for side in (sources, targets):
             texts = list(side)
             for key, text in entry.items():
                 texts = [one.replace(f"<{key}>", str(text)) for one in texts]
-            sides.append(tuple(map(Pattern, texts)))
-        rule = Rule(sides[0], sides[1], steps)
+            sides.append(texts)
+        rule = _rule(sides[0], sides[1], steps, only)
         _check(rule)
         if targets:
             _check(rule.reversed)
         yield rule
+
+
+def _rule(sources: Sequence[str], targets: Sequence[str], steps: tuple[Step, ...], only: str) -> Rule:
+    known = said_in([*sources, *targets])
+    sides = [tuple(Pattern(text, known) for text in side) for side in (sources, targets)]
+    return Rule(sides[0], sides[1], steps, only)
+
+
+def _of_part(rule: Rule, before: str, after: str) -> Rule:
+    """Return a rule of another recipe for what has these prefixes, in place of any."""
+    sides = []
+    for head, side in ((before, rule.sources), (after, rule.targets)):
+        texts = [one.text.removeprefix(_ANY_PREFIX) for one in side]
+        sides.append([f"{head}.{text}" if head else text for text in texts])
+    return _rule(sides[0], sides[1], rule.steps, rule.only)
+
+
+def _entries(given: object) -> Iterator[dict[str, Any]]:
+    """Yield what ``each`` says: tables, or of several lists of tables every combination."""
+    listed = given if isinstance(given, list) else []
+    lists = listed if listed and all(isinstance(one, list) for one in listed) else [listed]
+    if not all(isinstance(one, dict) for tables in lists for one in tables) or not all(lists):
+        raise ValueError("each is no list of tables, and no list of such lists")
+    if prod(map(len, lists)) > _MOST_RULES:
+        raise ValueError(f"more than {_MOST_RULES:,} rules")
+    for tables in product(*lists):
+        yield {key: text for table in tables for key, text in table.items()}
 
 
 def _texts(value: object, what: str) -> list[str]:
@@ -339,11 +385,11 @@ def _texts(value: object, what: str) -> list[str]:
 
 def _steps(table: Mapping[str, Any]) -> Iterator[Step]:
     if "steps" not in table:
-        given = {key: value for key, value in table.items() if key not in ("from", "to", "each")}
+        given = {key: value for key, value in table.items() if key not in _ABOUT_RULE}
         yield _step({"op": "rename", **given})
         return
     steps = table["steps"]
-    _refuse_unknown(table, ("from", "to", "each", "steps"), "")
+    _refuse_unknown(table, (*_ABOUT_RULE, "steps"), "")
     if not isinstance(steps, list) or not steps or not all(isinstance(one, dict) for one in steps):
         raise ValueError('steps is no list of tables, as [{ op = "stack" }]')
     for one in steps:
@@ -379,6 +425,11 @@ def _step(given: Mapping[str, Any]) -> Step:
     is_pair = len(dims) == 2 and dims[0] != dims[1] and all(type(dim) is int for dim in dims)
     if (op == "transpose" and not is_pair) or (op == "permute" and sorted(dims) != list(range(len(dims)))):
         raise ValueError(f"{op} takes {'two dimensions' if op == 'transpose' else '0 to n-1 in another order'}")
+    for name, places in (("order", step.order), ("of", step.of)):
+        if len(set(places)) < len(places) or any(type(one) is not int or one < 0 for one in places):
+            raise ValueError(f"{name} is no list of places, from 0")
+    if sorted(step.order) != list(range(len(step.order))):
+        raise ValueError("order says of each part where it lies: 0 to n-1 in another order")
     if any(side.count(-1) > 1 for side in (step.shape, step.was)):
         raise ValueError("a shape has at most one -1")
     return step
@@ -386,7 +437,7 @@ def _step(given: Mapping[str, Any]) -> Step:
 
 def _check(rule: Rule) -> None:
     """Raise ValueError where variables or steps of a rule do not fit each other."""
-    sources, targets, steps = rule
+    sources, targets, steps = rule.sources, rule.targets, rule.steps
     if not sources:
         raise ValueError("there is no name in from")
     if (steps[0].op == "drop") != (not targets):
@@ -417,29 +468,41 @@ def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[int, boo
         ValueError: The step does not take so many.
     """
     op, wanted = step.op, len(rule.targets)
+    if step.of and max(step.of) >= columns:
+        raise ValueError(f"{op} is about the tensors {list(step.of)}, and there are {columns}")
     ends_as_list = rule.targets[0].many is not None
     if op == "stack" and (is_list or columns > 1):
         return (columns, False) if is_list else (1, False)
     if op == "concat" and (columns > 1 or is_list):
         if columns == 1 and step.parts is None:
             raise ValueError("concat of a list needs parts: how many there are")
-        if columns > 1 and step.sizes and len(step.sizes) != columns:
-            raise ValueError(f"concat has {len(step.sizes)} sizes for {columns} names")
+        if columns > 1:
+            _refuse_count(step, columns)
         return (1, is_list) if columns > 1 else (1, False)
     if op == "unstack" and not is_list and ends_as_list:
         return columns, True
     if op == "unstack" and columns == 1:
         return wanted, is_list
     if op == "split" and columns == 1:
+        _refuse_count(step, len(step.sizes))
         return len(step.sizes), is_list
     if op == "chunk" and columns == 1:
         if ends_as_list and not is_list and step.parts is not None:
             return 1, True
         if step.parts is not None and type(step.parts) is not int:
             raise ValueError("chunk into several names has a plain number of parts")
-        return (wanted if step.parts is None else int(step.parts)), is_list
+        parts = int(step.parts) if step.parts is not None else len(step.order) or wanted
+        _refuse_count(step, parts)
+        return parts, is_list
     if op in ("stack", "concat", "unstack", "split", "chunk"):
         raise ValueError(f"{op} does not take {columns} {'lists' if is_list else 'names'}")
     if op == "rename" and columns != wanted:
         raise ValueError(f"rename takes as many names as it gives, not {columns} and {wanted}")
     return columns, is_list
+
+
+def _refuse_count(step: Step, parts: int) -> None:
+    """Raise ValueError where a step says something of other than so many parts."""
+    for name, count in (("sizes", len(step.sizes)), ("order", len(step.order)), ("parts", step.parts)):
+        if type(count) is int and count not in (0, parts):
+            raise ValueError(f"{step.op} has {name} for {count}, and there are {parts}")

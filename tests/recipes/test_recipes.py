@@ -108,6 +108,42 @@ def test_diff_compares_two_layouts(tmp_path: Path) -> None:
     assert invoke(arguments).exit_code == 1
 
 
+def test_parts_in_another_order_and_steps_of_some_of_them(tmp_path: Path) -> None:
+    recipe = written(
+        tmp_path,
+        """
+[[rule]]
+from = "halves.{r+}"
+to = "swapped.{r}"
+steps = [{ op = "chunk", parts = 2 }, { op = "concat", order = [1, 0] }]
+
+[[rule]]
+from = "qkv"
+to = ["q", "k", "v"]
+steps = [{ op = "chunk" }, { op = "rope", heads = 2, of = [0, 1] }]
+
+[[rule]]
+from = "rope.freqs"
+op = "drop"
+only = "forward"
+
+[[rule]]
+each = [[{ a = "in", b = "down" }, { a = "out", b = "up" }], [{ c = "0", d = "norm" }, { c = "2", d = "conv" }]]
+from = "<a>.{i}.<c>.{x:weight|bias}"
+to = "<b>.{i}.<d>.{x}"
+""",
+    )
+    state = {"halves.a.b": rows(6, 2), "qkv": rows(24, 3), "in.1.0.weight": rows(1), "out.4.2.bias": rows(2)}
+    found = migrated(tmp_path, {**state, "rope.freqs": rows(4)}, recipe)
+    q, k, v = state["qkv"].chunk(3)
+    turned = {name: one.view(2, 2, 2, 3).transpose(1, 2).reshape(8, 3) for name, one in (("q", q), ("k", k))}
+    halves = state["halves.a.b"].chunk(2)[::-1]
+    moved = {"down.1.norm.weight": state["in.1.0.weight"], "up.4.conv.bias": state["out.4.2.bias"]}
+    assert_equal(found, {"swapped.a.b": torch.cat(halves), **turned, "v": v, **moved})
+    ckptool.migrate(tmp_path / "out.safetensors", tmp_path / "back.pth", recipe=recipe, reverse=True)
+    assert_equal(torch.load(tmp_path / "back.pth"), state)
+
+
 # What is refused, by name
 
 WRONG = {
