@@ -72,6 +72,13 @@ _OPTIMIZERS: Final = (
     ("SGD", "momentum dampening nesterov", "momentum_buffer"),
 )  # fmt: skip
 """How the state dict of a class is known: settings of its groups, and the values that it may keep."""
+ELEMENTWISE: Final = frozenset({
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
+    "exp_inf", "prev", "step_size",
+})  # fmt: skip
+"""What torch's own optimizers keep of each element of a parameter."""
+BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
+"""Weights that no optimizer has states for."""
 _COMMON: Final = frozenset({"params", "param_names", "lr", "initial_lr", "weight_decay", "maximize"})
 """Settings that tell nothing."""
 _SCHEDULERS: Final = {
@@ -124,7 +131,7 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
             continue
         groups = nodes.lookup(pairs, "param_groups")
         left -= parameter_count(groups)
-        named = _names_by_number(checkpoint, groups, tensors) if left >= 0 else {}
+        named = names_by_number(checkpoint, groups, tensors) if left >= 0 else {}
         for name, tensor in kept.items():
             parameter = named.get(name.removeprefix("state.").partition(".")[0])
             if parameter is not None and name.startswith("state."):
@@ -157,7 +164,8 @@ def names_in(optimizer: Pairs) -> Iterator[str]:
         yield from (one for one in (*parameters, *(names if isinstance(names, list) else ())) if isinstance(one, str))
 
 
-def _names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
+def names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
+    """Return the names that a file has for the parameters of an optimizer; ``tensors`` are names by identity."""
     found: dict[str, str] = {}
     start = 0
     for group, parameters in groups_of(groups):

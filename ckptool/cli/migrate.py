@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, get_args
 
 import click
 from click.core import ParameterSource
@@ -32,7 +32,7 @@ from ckptool.cli.verbs import ORDER, flag, takes
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, OutputExists, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
-from ckptool.migration.changes import Changes
+from ckptool.migration.changes import Changes, OptimizerNames
 from ckptool.migration.migrate import WriteOptions, migrate_by, unmatched
 from ckptool.migration.migrate import migrate as migrate_file
 from ckptool.migration.report import SCHEMA, MigrationReport, sections_of
@@ -137,6 +137,11 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     says="Allow globs, patterns and renames that are about no name in any SRC, and devices that it does not have.",
 )
 @flag("--allow-missing", says="Take the weights even if SRC lacks some of them, or cannot name them.")
+@click.option(
+    "--optimizer-names",
+    type=click.Choice(get_args(OptimizerNames)),
+    help="With --form dcp, name optimizer states by parameters: as get_state_dict (nested, or flat), or as torchtitan.",
+)
 @takes("--set-metadata", "K=V", "Keep a text beside the tensors (safetensors). Repeatable.", multiple=True)
 @takes("--drop-metadata", "GLOB", "Leave out keys of metadata that match (safetensors). Repeatable.", multiple=True)
 @takes(

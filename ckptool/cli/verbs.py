@@ -83,7 +83,8 @@ LIKE: Final = {
 """Others that people try, and what they mean; the letters alone would say something else."""
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "migrate": {
-        "What to write": "form max_shard_size config_from model model_arguments expand_tied set_metadata drop_metadata",
+        "What to write": "form max_shard_size config_from model model_arguments expand_tied set_metadata drop_metadata "
+        "optimizer_names",
         "What to take": "key weights include exclude drop drop_unsupported keep_calls",
         "Names": "strip_module strip_wrappers strip_prefix add_prefix rename rename_file",
         "Another layout": "recipe reverse recipe_arguments",

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.training import by_number, states
+from ckptool.checkpoints.training import ELEMENTWISE, by_number, states
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly
@@ -23,11 +23,6 @@ from ckptool.torch_ops.values import narrows
 
 _DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
 """Settings of a group that torch puts in itself where the state of an older release has none."""
-_ELEMENTWISE: Final = frozenset({
-    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
-    "exp_inf", "prev", "step_size",
-})  # fmt: skip
-"""What torch's own optimizers keep of each element of a parameter."""
 _NEEDED: Final = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
     "Adadelta": ("step", "square_avg", "acc_delta"),
@@ -134,7 +129,7 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
                 if not isinstance(value, torch.Tensor):
                     continue
                 what = f"{name} of parameter {number}"
-                if value.dim() and (name in _ELEMENTWISE or value.dim() == parameter.dim()):
+                if value.dim() and (name in ELEMENTWISE or value.dim() == parameter.dim()):
                     _check_shape(name, what, value, parameter)
                 if name != "step" and parameter.is_floating_point() and narrows(value.dtype, parameter.dtype):
                     smaller.append((what, value, parameter.dtype))
@@ -205,7 +200,7 @@ def _refuse_lacking(
     most: set[Any] = max(map(set, entries.values()), key=len, default=set())
     for number, entry in entries.items():
         have = set(entry)
-        lost = (needed - have) | ((most - have) & {"step", *_ELEMENTWISE} if have < most else set())
+        lost = (needed - have) | ((most - have) & {"step", *ELEMENTWISE} if have < most else set())
         if lost:
             raise KeyMismatch(
                 f"the state of parameter {number} has no {', '.join(sorted(lost))}",
@@ -221,7 +216,7 @@ def _is_group(group: Any) -> bool:
 
 def _check_shape(name: str, what: str, value: torch.Tensor, parameter: torch.Tensor) -> None:
     # Factored states (Adafactor) have fewer elements; none has more.
-    is_factored = value.numel() < parameter.numel() and name not in _ELEMENTWISE
+    is_factored = value.numel() < parameter.numel() and name not in ELEMENTWISE
     if value.shape != parameter.shape and not is_factored:
         raise ShapeMismatch(
             f"{what} is {list(value.shape)}, the parameter {list(parameter.shape)}",

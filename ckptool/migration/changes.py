@@ -50,6 +50,7 @@ def not_there(tags: DeviceTags | None, there: Collection[str]) -> tuple[str, ...
 
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
+OptimizerNames: TypeAlias = Literal["nested", "flat", "torchtitan"]
 NameRule: TypeAlias = str | tuple[str, str] | renaming.Rule
 _LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix", "drop_metadata")
 
@@ -70,6 +71,12 @@ class Changes(NamedTuple):
     """
     Write a folder of safetensors shards, each with at most that many bytes of tensors, or with one larger tensor:
     ``"5GB"``, ``"5GiB"``, or a number. With form ``dcp``, files of at most so many bytes of items.
+    """
+    optimizer_names: OptimizerNames | None = None
+    """
+    With form ``dcp``, give the states of optimizers the names of parameters: ``nested``, as torch's ``get_state_dict``
+    does; ``flat``, as with its ``flatten_optimizer_state_dict``; or as ``torchtitan``, with the weights under no key.
+    With None, they have the numbers of the source.
     """
     to: DeviceTags | None = None
     """The device tag that every storage gets; or new tags by old ones, as for ``map_location``: other tags stay."""
@@ -189,6 +196,7 @@ class ChangeOptions(TypedDict, total=False):
 
     form: TargetForm | None
     max_shard_size: int | str | None
+    optimizer_names: OptimizerNames | None
     to: DeviceTags | None
     key: str | None
     weights: WeightsChoice

@@ -35,6 +35,7 @@ from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, most_nbytes_of
+from ckptool.migration.named_optimizers import NamedOptimizers
 from ckptool.migration.plan import METADATA, OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.migration.torch_plan import EditedTree
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -230,6 +231,7 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, chan
     """Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above."""
     rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
     work = _Work(checkpoint.source.cancellation)
+    named = changes.optimizer_names and NamedOptimizers(checkpoint, edited.new_names, changes.optimizer_names)
 
     def plain(node: Inert) -> TensorInfo | None:
         info = rebuilder.tensor(node)
@@ -237,9 +239,14 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, chan
 
     empty: list[str] = []
     numbered: dict[str, None] = {}
-    for leaf in leaves(
-        edited.root, rewriter.replaced, lambda node: rebuilder.tensor(node) is not None, work.cancellation
-    ):
+    found = leaves(edited.root, rewriter.replaced, lambda node: rebuilder.tensor(node) is not None, work.cancellation)
+    if named:
+        found = (
+            leaf._replace(path=path, node=node, has_number=leaf.has_number and path == leaf.path)
+            for leaf in found
+            for path, node in named.placed(leaf.path, leaf.node)
+        )
+    for leaf in found:
         name = ".".join(map(str, leaf.path))
         if leaf.has_number:
             numbered[str(leaf.path[0])] = None
@@ -252,6 +259,10 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, chan
             work.value(name, leaf.path, leaf.node, rewriter.for_another_file())
     if edited.casting is not None:
         edited.casting.refuse_what_was_missed(work.storages)
+    if named:
+        work.notes += named.notes
+        names = {old: edited.new_names.get(old, old) for old in edited.kept}
+        edited = edited._replace(new_names={old: named.moved.get(new, new) for old, new in names.items()})
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")

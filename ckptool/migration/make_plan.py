@@ -64,6 +64,9 @@ def make_plan(
     root, layout = archive_root(target), kept or Kept()
     plan = Plan(form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept))
     is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes) and merge is None
+    if changes.optimizer_names and not is_whole_dcp:
+        what = "optimizers get names of parameters where everything is written with form 'dcp'"
+        _refuse(what, "Leave out `optimizer_names=`.")
     if form == "model" and changes.model is None and merge is not None:
         _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):

@@ -14,7 +14,7 @@ from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
 from ckptool.checkpoints.summary import candidates, count, wrapper_prefixes_of
-from ckptool.checkpoints.training import names_in, parameter_count, states
+from ckptool.checkpoints.training import BUFFERS, names_in, parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
 from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.filenames import ADAPTER
@@ -33,8 +33,6 @@ from ckptool.sources.paths import command_line, is_far, is_same_file, shown_path
 from ckptool.tensors.tensor import TensorInfo
 
 SCHEMA: Final = "ckptool.migrate/2"
-_BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
-"""Weights that no optimizer has states for."""
 
 
 class FileFacts(NamedTuple):
@@ -248,7 +246,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"{ADAPTER!r} beside the source stays there, and says how strong the adapter is: copy it, too"
     yield from _stays_on_devices(plan, changes)
     yield from _without_effect(checkpoint, plan, changes)
-    yield from _of_optimizers(checkpoint, plan)
+    yield from _of_optimizers(checkpoint, plan, changes)
     yield from _of_versions(checkpoint, plan)
     if plan.weights is not None:
         yield from filter(None, [left_beside(checkpoint, changes.key, plan.weights.state_dict)])
@@ -344,14 +342,14 @@ def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Itera
         yield "no room is left to record the order of names: it is that of the header alone"
 
 
-def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+def _of_optimizers(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
     """Yield which optimizers stay, though parameters that they have states for do not, or have other names now."""
     if plan.weights is not None or not (plan.dropped or plan.renamed):
         return
     gone = tuple(f"{path}." for path in plan.dropped)
     weights = checkpoint.weights
     paths = {name: f"{weights.head}{name}." for name in weights} if weights is not None else {}
-    lost = [name for name, path in paths.items() if path.startswith(gone) and not name.endswith(_BUFFERS)]
+    lost = [name for name, path in paths.items() if path.startswith(gone) and not name.endswith(BUFFERS)]
     heads = {one.head for one in by_name(checkpoint)}
     old = {name.removeprefix(one) for name, _ in plan.renamed for one in heads}
     for path, _, pairs, role in states(checkpoint):
@@ -363,7 +361,7 @@ def _of_optimizers(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
                 f"{path!r} stays, with states for {count}, while weights are left out: {some(lost)}; no optimizer of "
                 f"the others can load it: leave it out with `drop={path!r}`"
             )
-        if kept := old.intersection(names_in(pairs)):
+        if not changes.optimizer_names and (kept := old.intersection(names_in(pairs))):
             yield f"{path!r} names its parameters, and keeps the old names of {len(kept):,}: {some(sorted(kept))}"
 
 
