@@ -1,0 +1,46 @@
+"""Names of models for images and of LoRA as the libraries of both sides write them: a recipe makes one of the other."""
+
+from __future__ import annotations
+
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.each import each
+from tests.recipes.by_libraries import assert_same, moved
+
+NAMES = ConfigParser()
+NAMES.optionxform = str  # type: ignore[assignment, method-assign]  # names have capitals
+NAMES.read(Path(__file__).with_name("names_of_images.ini"))
+
+SHAPES = {"encoder.mid.attn_1.q.weight": (2, 2, 1, 1)}
+ARGUMENTS = {"sd-vae": {"channels": 2}, "flux": {"num_attention_heads": 2, "attention_head_dim": 3}}
+
+
+@each("recipe", NAMES.sections())
+def test_names(recipe: str, tmp_path: Path) -> None:
+    expected = {name: names.split() for name, names in NAMES[recipe].items()}
+    original = {name: torch.rand(SHAPES.get(name, (6 * 7, 2))) for name in expected}
+    arguments = ARGUMENTS.get(recipe, {})
+    made = moved(original, recipe, tmp_path, **arguments)
+    assert sorted(made) == sorted(name for names in expected.values() for name in names)
+    for name, names in expected.items():
+        together = torch.cat([made[one] for one in names])
+        assert sorted(together.flatten().tolist()) == sorted(original[name].flatten().tolist())
+    assert_same(moved(made, recipe, tmp_path, reverse=True, **arguments), original)
+
+
+def test_halves_change_places(tmp_path: Path) -> None:
+    """What Flux calls shift and scale is scale and shift in diffusers."""
+    shift_and_scale = {"final_layer.adaLN_modulation.1.bias": torch.arange(6.0)}
+    made = moved(shift_and_scale, "flux", tmp_path)
+    assert made["norm_out.linear.bias"].tolist() == [3, 4, 5, 0, 1, 2]
+
+
+@pytest.mark.parametrize("recipe", ["kohya-lora", "kohya-lora-sdxl"])
+def test_lora_without_text_encoders(recipe: str, tmp_path: Path) -> None:
+    """A recipe has rules that are about no name of a file."""
+    expected = {name: made for name, made in NAMES[recipe].items() if name.startswith("lora_unet_")}
+    assert sorted(moved({name: torch.rand(2, 3) for name in expected}, recipe, tmp_path)) == sorted(expected.values())
