@@ -45,7 +45,10 @@ class _Command(Verbs):
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Parse arguments; a help is printed meanwhile."""
         with _ends_unread():  # click would make an exit code of its own of it
-            return super().make_context(*arguments, **options)
+            try:
+                return super().make_context(*arguments, **options)
+            except KeyboardInterrupt:  # which click would begin a line for
+                raise click.exceptions.Exit(130) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; an error about a file or a device that it lets through is two lines, never a traceback."""

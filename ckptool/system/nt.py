@@ -232,10 +232,7 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:  # noqa: ARG001 - a file tha
 def is_no_file(path: str) -> bool:
     """Say whether what is written to a path goes to a device (``nul.pth``), or to a stream of a file (``a:b.pth``)."""
     name = re.split(r"[\\/]", os.path.splitdrive(path)[1])[-1]
-    return (
-        ":" in name
-        or re.match(r"(con|prn|aux|nul|(com|lpt)[1-9\xb9\xb2\xb3]) *(\.|$)", name, re.IGNORECASE) is not None
-    )
+    return ":" in name or _DEVICES.match(name) is not None
 
 
 def listed_path(line: bytes) -> str:

@@ -42,7 +42,10 @@ def test_what_looks_like_output_is_output(
         (ROOT / page).write_text(found, encoding="utf-8")
 
     skip_if_missing(found)
-    assert text_of(page) == found
+    if "files are not edited in place on Windows" in found:
+        pytest.skip("Windows: files are not edited in place")
+    shown, found = (text.replace(os.sep, "/") for text in (text_of(page), found))
+    assert shown == found
 
 
 @on_windows("it has no POSIX terminal")

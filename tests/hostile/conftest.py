@@ -19,7 +19,6 @@ Opened = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def opener() -> Iterator[Process]:
-    pytest.importorskip("resource", reason="Windows: it has no limits on memory for a process")
     started = Process("opener")
     yield started
     started.close()
@@ -35,6 +34,7 @@ def opened(opener: Process, tmp_path: Path) -> Opened:
         found = opener.ask(path=str(path), nbytes=nbytes)
         assert "broken" not in found, found
         assert found["seconds"] < SECONDS
+        assert found["grown"] <= nbytes
         return found
 
     return call

@@ -13,29 +13,20 @@ import pytest
 from ckptool import LimitExceeded, open_checkpoint
 from ckptool.errors import CkptoolError
 from tests.build import call, floats, named, ops, pickled, storage, tensor, torch_zip, zip_file
+from tests.process import run_within
 from tests.scale import scaled, step, times
 
 MIB = 1 << 20
-ROOT = Path(__file__).parents[2]
 T = tensor(storage())
 FLOATS = {"0": floats()}
 FLOAT = named("torch", "float32")
 
 
 def run(path: Path, *arguments: str, nbytes: int = 512 * MIB) -> bytes:
-    """Return what a command prints that may have so much address space, where that can be limited."""
-    resource = pytest.importorskip("resource", reason="Windows: it has no limits on memory for a process")
+    """Return what a command prints that may have so much memory."""
     out = path.with_name("out")
     with out.open("wb") as stream:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckptool", *arguments, str(path)],
-            stdout=stream,
-            stderr=subprocess.PIPE,
-            cwd=ROOT,
-            check=False,
-            timeout=60,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes)),
-        )
+        done = run_within(nbytes, *arguments, path, stdout=stream, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     return out.read_bytes()
 

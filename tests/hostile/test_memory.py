@@ -12,7 +12,7 @@ import pytest
 from tests import scale
 from tests.build import named
 from tests.hostile.cases.pickles import zipped
-from tests.hostile.growth import SHAPES, on_linux, pickle_of, too_large
+from tests.hostile.growth import SHAPES, pickle_of, too_large
 from tests.program import invoke
 from tests.scale import exhaustive
 
@@ -41,7 +41,6 @@ def turns() -> Iterator[Any]:
             yield pytest.param(shape, verbs, marks=scale.exhaustive)
 
 
-@on_linux
 @pytest.mark.parametrize("nbytes", [125_000, 500_000, 4_000_000] if scale.scale > 1 else [125_000])
 @pytest.mark.parametrize(("shape", "verbs"), list(turns()))
 def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(
@@ -52,7 +51,6 @@ def test_a_pickle_of_small_objects_takes_so_much_memory_for_each_byte(
 
 
 @exhaustive
-@on_linux
 def test_more_names_than_any_program_has_are_refused(tmp_path: Path) -> None:
     from ckptool import LimitExceeded, open_checkpoint
 

@@ -28,7 +28,7 @@ WATCH = """
 import importlib, json, os, pkgutil, shlex, sys, zlib
 if os.name == "posix":
     import resource
-import encodings.cp437, encodings.raw_unicode_escape, encodings.utf_8_sig
+import encodings.cp437, encodings.raw_unicode_escape, encodings.utf_16_le, encodings.utf_8_sig
 sys.path[:0] = sys.argv[1:3]
 import ckptool
 from ckptool import CkptoolError, open_checkpoint

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptool import system
+
 FOLDER = -1
 """Stands for the folder where files have their numbers."""
 Files = dict[str, bytes]
@@ -50,6 +52,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.log: list[Entry] = []
+        self._real_open_new, self._real_write_at = system.open_new, system.write_at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -90,11 +93,21 @@ class Disk:
         self._name(dst, "rename", Path(src).name)
 
     def replace(self, src: str, dst: str) -> None:
-        self.rename(src, dst)
+        os.replace(src, dst)  # noqa: PTH105
+        self._name(dst, "rename", Path(src).name)
 
     def unlink(self, path: str) -> None:
         self._name(path, "unname")
         os.unlink(path)  # noqa: PTH108
+
+    def open_new(self, path: str, mode: int) -> int:
+        fd = self._real_open_new(path, mode)
+        self._name(path)
+        return fd
+
+    def write_at(self, fd: int, data: Any, offset: int) -> None:
+        self._real_write_at(fd, data, offset)
+        self._note("write", fd, offset, bytes(data))
 
     def open(self, path: str, flags: int, *mode: int, **named: Any) -> int:
         fd = os.open(path, flags, *mode, **named)

@@ -9,14 +9,27 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from ckptool import system
 
 CALLS = (
     *("open", "write", "pwrite", "statvfs", "link", "replace", "rename", "fsync", "close", "unlink", "lseek"),
     *("pread", "preadv", "fstat", "lstat"),
 )
+OWN_CALLS = (
+    ()
+    if sys.platform != "win32"
+    else (
+        *("open_reading", "open_folder", "open_at", "open_new", "open_writing", "read_at", "read_into_at", "write_at"),
+        *("give_name", "replace", "rename", "sync", "free_room"),
+    )
+)
+"""What Windows is not asked through ``os``."""
 
 
 def code(at: int, marker: Path, *, after: bool, always: bool = False) -> str:
@@ -47,7 +60,7 @@ def watch(at: int, marker: str, after: bool, always: bool) -> None:
 
 
 def kill_me() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends it at once, whatever the signal
 
 
 def die_at(at: int, calls: Sequence[str], *, after: bool, die: Callable[[], None] = kill_me) -> Iterator[int]:
@@ -67,6 +80,8 @@ def die_at(at: int, calls: Sequence[str], *, after: bool, die: Callable[[], None
 
         return call
 
-    for name in calls:
+    for name in filter(partial(hasattr, os), calls):
         setattr(os, name, watched(getattr(os, name)))
+    for name in OWN_CALLS:
+        setattr(system, name, watched(getattr(system, name)))
     return numbers

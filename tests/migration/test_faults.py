@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -32,9 +32,11 @@ from ckptool.migration import torch_plan
 from ckptool.migration.output import Output
 from ckptool.sources import files
 from tests import build
+from tests.migration.dying import OWN_CALLS
 from tests.migration.refused import refused
-from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in, open_descriptors
-from tests.missing import SYSTEM, only_linux, replace_open
+from tests.migration.test_outputs import OLD, ROOT, checkpoint, migrated, names_in
+from tests.missing import SYSTEM, replace_open
+from tests.process import open_descriptors
 from tests.scale import in_turn, scaled, some, step, times
 
 BIG = 1 << 20  # from this size on, the system copies
@@ -57,7 +59,7 @@ def large(nbytes: int, storages: int = 4) -> bytes:
 # Processes that can be killed
 
 SERVER = """
-import contextlib, json, os, resource, sys, time
+import _thread, contextlib, json, os, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import safetensors, zlib, concurrent.futures.thread
 with contextlib.suppress(ImportError):
@@ -73,9 +75,10 @@ CALLS = (
 )
 
 def work(job):
-    if job.get("named"):
+    if job.get("named") and hasattr(os, "O_TMPFILE"):
         del os.O_TMPFILE
     if job.get("limit") is not None:
+        import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], resource.RLIM_INFINITY))
     numbers = die_at(job["kill_at"], CALLS, after=job["after"]) if job.get("kill_at") is not None else iter([1])
     try:
@@ -98,6 +101,16 @@ def start(job, gate):
     os.write(writing, json.dumps(work(job)).encode())
     os._exit(0)
 
+def alone():
+    print("ready", flush=True)
+    job = json.loads(sys.stdin.readline())
+    if job.get("delay") is not None:
+        threading.Timer(job["delay"], _thread.interrupt_main).start()
+    print(json.dumps(work(job)), flush=True)
+    os._exit(0)
+
+if not hasattr(os, "fork"):
+    alone()
 for line in sys.stdin:
     jobs = json.loads(line)
     gate = os.pipe()
@@ -130,30 +143,65 @@ class Outcome(NamedTuple):
     calls: int
 
 
+def _started() -> subprocess.Popen[str]:
+    command = [sys.executable, "-I", "-c", SERVER, str(ROOT)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _tell(process: subprocess.Popen[str], what: object) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(what) + "\n")
+    process.stdin.flush()
+
+
 class Processes:
     """Migrations in processes of their own, forked from one that has imported everything."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-c", SERVER, str(ROOT)]
-        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._server = _started()
 
     def run(self, *jobs: dict[str, Any]) -> list[Outcome]:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(jobs) + "\n")
-        self._server.stdin.flush()
         blank = dict.fromkeys(Outcome._fields)
-        return [Outcome(**{**blank, "calls": 0, **done}) for done in json.loads(self._server.stdout.readline())]
+        return [Outcome(**{**blank, "calls": 0, **done}) for done in self._done(jobs)]
+
+    def _done(self, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        _tell(self._server, jobs)
+        assert self._server.stdout is not None
+        done: list[dict[str, Any]] = json.loads(self._server.stdout.readline())
+        return done
 
     def close(self) -> None:
         self._server.communicate()
 
 
+class NewProcesses(Processes):
+    """The same where no process becomes two: each imports everything itself, and waits for its job."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _done(self, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        processes = [_started() for _ in jobs]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        begin, done = time.perf_counter(), []
+        for process, one in zip(processes, jobs, strict=True):
+            _tell(process, one)
+        for process in processes:
+            said, _ = process.communicate()
+            outcome = json.loads(said) if said else {"error": "killed"}
+            took = time.perf_counter() - begin
+            done.append({**outcome, "pid": process.pid, "took": took, "signal": process.returncode})
+        return done
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
-    if not hasattr(os, "fork"):
-        pytest.skip("Windows: no process becomes two")
-    made = Processes()
+    made = Processes() if hasattr(os, "fork") else NewProcesses()
     yield made
     made.close()
 
@@ -200,7 +248,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> Ite
     target.unlink(missing_ok=True)
 
 
-WAYS = [(old, named) for old in (False, True) for named in (False, True)]
+WAYS = [(old, named) for old in (False, True) for named in ((False, True) if hasattr(os, "O_TMPFILE") else (True,))]
 
 
 @scaled
@@ -692,7 +740,6 @@ def test_without_verification_it_would_not_be(folder: Path, monkeypatch: pytest.
     assert done == [500]
 
 
-@only_linux("the calls are those of Linux")
 @pytest.mark.parametrize(("how", "target"), in_turn(["cut", "longer", "zeros", "lost"], ["out.pth", "out.safetensors"]))
 def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, how: str) -> None:
     (folder / "source.pth").write_bytes(checkpoint())
@@ -701,14 +748,14 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     def open_source(origin: Any, cancellation: Any = None) -> Any:
         path = str(origin)
-        if path.startswith("/proc/"):
-            size = os.stat(path).st_size  # noqa: PTH116 - a link that only the system can follow
+        if path != str(folder / "source.pth"):
+            fd = os.open(path, os.O_RDWR) if path.startswith("/proc/") else system.open_writing(path)
+            size = os.fstat(fd).st_size
             if how in ("cut", "lost"):
-                os.truncate(path, size - 1 if how == "cut" else 0)
+                os.ftruncate(fd, size - 1 if how == "cut" else 0)
             else:
-                with open(path, "r+b") as stream:  # noqa: PTH123
-                    stream.seek(size if how == "longer" else size // 2)
-                    stream.write(bytes(16))
+                system.write_at(fd, bytes(16), size if how == "longer" else size // 2)
+            os.close(fd)
         return reading(origin, cancellation)
 
     for reader in ("ckptool.formats", "ckptool.migration.verify"):
@@ -734,9 +781,9 @@ class System:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
-        if name not in CALLS:
-            return real
+        return self.watched(name, real) if name in CALLS else real
 
+    def watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
             self.count += 1
             fails = self.count == self._at
@@ -767,7 +814,6 @@ FAULTS = {
 REFUSALS = product([("out.pth", 64), ("out.safetensors", 64), ("out.pth", BIG // 4)], [False, True], FAULTS)
 
 
-@only_linux("the calls are those of Linux")
 @scaled
 @pytest.mark.parametrize(("made", "old", "name"), some(REFUSALS, 9))
 def test_every_system_call_may_fail(
@@ -790,6 +836,8 @@ def test_every_system_call_may_fail(
         with pytest.MonkeyPatch.context() as patch:
             for module in (outputs, SYSTEM, files):
                 patch.setattr(module, "os", machine)
+            for call in OWN_CALLS:
+                patch.setattr(system, call, machine.watched(call, getattr(system, call)))
             try:
                 migrate(source, place, to="cpu", force=old)
             except (CkptoolError, KeyboardInterrupt) as error:  # and never anything else
@@ -814,7 +862,7 @@ def test_every_system_call_may_fail(
             assert open_descriptors() == descriptors, (machine.failed, at)
     assert raised is None
     assert len(failed) > 8 // every
-    assert every > 1 or {"open", "write", "pread"} <= set(failed)
+    assert every > 1 or {"open_new", "read_at"} <= set(failed) or {"open", "write", "pread"} <= set(failed)
 
 
 def test_writes_that_take_a_little_each_time(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

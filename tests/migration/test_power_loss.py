@@ -7,20 +7,19 @@ A migration runs on a disk that keeps a log of what it is asked to do. After eac
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ckptool import migrate
+from ckptool import migrate, system
 from ckptool.migration import output as outputs
 from ckptool.migration.output import Output
 from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
 from tests.migration.test_outputs import OLD, checkpoint
-from tests.missing import SYSTEM, only_linux
+from tests.missing import SYSTEM
 from tests.scale import scaled, times
-
-pytestmark = only_linux("the disk that is simulated takes the calls of Linux")
 
 BLOCK = 4096
 CHOICES = times(3, 8)
@@ -40,6 +39,16 @@ def power_fails(log: list[Entry], old: Files, dice: random.Random, choice: str) 
     return after_power_loss(log, start, dice, choice, BLOCK)
 
 
+def mounted(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    for module in (outputs, SYSTEM):
+        monkeypatch.setattr(module, "os", disk)
+    if sys.platform == "win32":  # which is not asked through `os`
+        for name in ("open_new", "write_at"):
+            monkeypatch.setattr(system, name, getattr(disk, name))
+    return disk
+
+
 def logged(
     folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, numel: int, *, old: bool, verify: bool = True
 ) -> list[Entry]:
@@ -47,9 +56,7 @@ def logged(
     (folder / "source.pth").write_bytes(checkpoint(numel))
     if old:
         (folder / target).write_bytes(OLD)
-    disk = Disk()
-    for module in (outputs, SYSTEM):
-        monkeypatch.setattr(module, "os", disk)
+    disk = mounted(monkeypatch)
     migrate(folder / "source.pth", folder / target, to="cpu", force=old, verify=verify)
     return disk.log
 
@@ -83,7 +90,8 @@ def test_power_that_fails(
     # Once it is over: over an old file, for certain.
     disks = [power_fails(log, {target: OLD} if old else {}, random.Random(1), how) for how in ("none", "all")]
     assert disks[1][target] == (tmp_path / target).read_bytes()
-    assert not old or disks[0][target] == disks[1][target]
+    if old and sys.platform != "win32":  # where names are on the disk when it likes, one after the other
+        assert disks[0][target] == disks[1][target]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -104,9 +112,7 @@ def test_what_is_written_behind_a_sync_is_synced_again(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out.pth").write_bytes(OLD)
-    disk = Disk()
-    for module in (outputs, SYSTEM):
-        monkeypatch.setattr(module, "os", disk)
+    disk = mounted(monkeypatch)
     with Output(str(tmp_path / "out.pth"), force=True) as output:
         output.write(b"a" * 10_000)
         output.flush()

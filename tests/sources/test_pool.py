@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -14,20 +13,10 @@ from ckptool.errors import CkptoolError, FileUnavailable, SourceChanged
 from ckptool.sources.descriptors import NO_DESCRIPTOR, POOL, most_open, refuse_many_mappings
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.versions import check_names
-from tests.missing import on_windows, replace_open
-
-if sys.platform == "win32":
-    RLIM_INFINITY = -1  # for parameters of tests that are skipped
-else:
-    from resource import RLIM_INFINITY
-
-limited = on_windows("it has no limits on descriptors that can be set")
+from tests.missing import links, replace_open
+from tests.process import open_descriptors
 
 _MANY = 400
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture
@@ -41,15 +30,14 @@ def _number(folder: FolderSource, number: int) -> int:
     return int.from_bytes(folder.open(f"{number}.bin").read(4, 4), "little")
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
 def test_descriptors_are_bounded_and_all_files_can_be_read_again(folder: FolderSource) -> None:
-    before = _descriptors()
+    before = open_descriptors()
     for _ in range(2):
         assert [_number(folder, number) for number in range(_MANY)] == list(range(_MANY))
-        assert _descriptors() - before <= 130
+        assert open_descriptors() - before <= 130
     folder.check_unchanged()
     folder.close()
-    assert _descriptors() < before
+    assert open_descriptors() < before
 
 
 def test_threads_read_what_they_ask_for(folder: FolderSource) -> None:
@@ -122,9 +110,8 @@ def test_descriptor_zero_is_one_like_any_other(folder: FolderSource) -> None:
         os.close(kept)
 
 
-@limited
 def test_no_more_are_closed_than_must_be(folder: FolderSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (20, RLIM_INFINITY))
+    monkeypatch.setattr("ckptool.system.most_descriptors", lambda: 20)
     files = [folder.open(f"{number}.bin")._held for number in range(8)]
     assert [one.fd < 0 for one in files] == [False if number == 7 else number < 4 for number in range(8)]
     with files[0]:
@@ -185,35 +172,34 @@ def test_a_folder_whose_name_another_has_by_now_is_not_opened_again(tmp_path: Pa
     folder.close()
 
 
-@limited
-@pytest.mark.parametrize(("limit", "most"), [(RLIM_INFINITY, 128), (4096, 128), (100, 25), (8, 4)])
-def test_the_pool_has_its_share_of_descriptors(limit: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, RLIM_INFINITY))
+@pytest.mark.parametrize(("limit", "most"), [(None, 128), (4096, 128), (100, 25), (8, 4)])
+def test_the_pool_has_its_share_of_descriptors(limit: int | None, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptool.system.most_descriptors", lambda: limit)
     assert most_open() == most
 
 
-@limited
 def test_mappings_leave_half_of_the_descriptors_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY)
+    (tmp_path / "file").touch()
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
     lowest = os.dup(fd)
     os.close(lowest)
     try:
         refuse_many_mappings(fd)
-        monkeypatch.setattr("resource.getrlimit", lambda _: (2 * lowest, RLIM_INFINITY))
+        monkeypatch.setattr("ckptool.system.most_descriptors", lambda: 2 * lowest)
         refuse_many_mappings(fd)
-        monkeypatch.setattr("resource.getrlimit", lambda _: (2 * lowest - 1, RLIM_INFINITY))
+        monkeypatch.setattr("ckptool.system.most_descriptors", lambda: 2 * lowest - 1)
         with pytest.raises(OSError, match="Too many open files"):
             refuse_many_mappings(fd)
-        monkeypatch.setattr("resource.getrlimit", lambda _: (4, RLIM_INFINITY))
+        monkeypatch.setattr("ckptool.system.most_descriptors", lambda: 4)
         with pytest.raises(OSError, match="Too many open files"):
             refuse_many_mappings(fd)
-        monkeypatch.setattr("resource.getrlimit", lambda _: (RLIM_INFINITY, RLIM_INFINITY))
+        monkeypatch.setattr("ckptool.system.most_descriptors", lambda: None)
         refuse_many_mappings(fd)
     finally:
         os.close(fd)
 
 
-@on_windows("links need a right there")
+@links
 def test_a_link_on_the_way_to_a_folder_below_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "below").mkdir(parents=True)
     (tmp_path / "folder").mkdir()

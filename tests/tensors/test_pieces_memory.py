@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.missing import only_linux
 from tests.scale import exhaustive, scale
 
 PROGRAM = """
 import sys
-from pathlib import Path
 from ckptool.migration.transfer import Transfer
 from ckptool.sources.files import FileSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.payloads import StoragePayload
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces
 from ckptool.tensors.tensor import StorageRef, TensorInfo
+from tests.process import peak_nbytes
 
 class Sink:
     position = nbytes = 0
@@ -38,18 +37,15 @@ at = (lambda number: (number * rows, 0)) if way == "rows" else (lambda number: (
 shape = (pieces * rows, width) if way == "rows" else (rows, pieces * width)
 source = PiecesSource(shape, float32, [Piece(at(n), (rows, width), "file", lambda: info) for n in range(pieces)])
 whole = in_pieces("w", shape, float32, source, "cpu")
-def peak():  # ru_maxrss would begin with what the process had before exec, which is all of pytest
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
-before, sink = peak(), Sink()
+before, sink = peak_nbytes(), Sink()
 with Transfer(sink) as transfer:
     transfer.send(StoragePayload(whole.storage, 1))
 assert sink.nbytes == source.nbytes
-print(source.nbytes >> 20, peak() - before >> 10)
+print(source.nbytes >> 20, peak_nbytes() - before >> 20)
 """
 
 
-@only_linux("Linux alone tells the peak of a process")
 @pytest.mark.parametrize(
     "way", ["columns", *(pytest.param(way, marks=exhaustive) for way in ("rows", "one row", "transposed"))]
 )
