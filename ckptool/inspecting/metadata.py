@@ -8,21 +8,22 @@ Text stays as it is, but for JSON too long for a line; of what JSON has no value
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import UnreadableFile
+from ckptool.errors import LimitExceeded, UnreadableFile, UnsupportedFeature
 from ckptool.formats.strict_json import parse
 from ckptool.messages import show
 from ckptool.pickles import nodes
-from ckptool.pickles.describe import describe, scalar_of
+from ckptool.pickles.describe import describe
 from ckptool.pickles.nodes import Inert
+from ckptool.pickles.plain_values import plain_value
 
 _LINE: Final = 100
 _MOST_VALUES: Final = 1 << 16
 """In one entry: the same list may be held many times over."""
-_DEEPEST: Final = 64
 
 
 def metadata_lines(checkpoint: Checkpoint) -> Iterator[str]:
@@ -31,12 +32,12 @@ def metadata_lines(checkpoint: Checkpoint) -> Iterator[str]:
         yield from _lines(key, text, _in_json(text))
     for path, node in checkpoint.extras:
         if path.rpartition(".")[2] != "_metadata":
-            value = _plain(node)
-            yield from _lines(path or "(root)", value if isinstance(value, str) else _dumped(value), value)
+            text, value = _plain(node)
+            yield from _lines(path or "(root)", text, value)
 
 
 def _lines(key: str, text: str, value: object) -> Iterator[str]:
-    is_long = isinstance(value, dict | list) and len(text) > _LINE
+    is_long = isinstance(value, dict | list | tuple) and len(text) > _LINE
     try:
         lines = _dumped(value, indent=2).split("\n") if is_long else [text]
     except RecursionError:  # one that parsers follow, and nobody reads
@@ -46,7 +47,11 @@ def _lines(key: str, text: str, value: object) -> Iterator[str]:
 
 
 def _dumped(value: object, **how: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, **how)
+    return json.dumps(value, ensure_ascii=False, default=_of_no_json, **how)
+
+
+def _of_no_json(value: Any) -> object:
+    return list(value) if isinstance(value, set | frozenset) else describe(value)
 
 
 def _in_json(text: str) -> object:
@@ -57,21 +62,19 @@ def _in_json(text: str) -> object:
         return None
 
 
-def _plain(root: Inert) -> object:
-    """Return a value as JSON can have it: an object by its attributes, anything else that is none in words."""
-    found: list[Any] = [None]
-    todo: list[tuple[Any, Any, Inert, int]] = [(found, 0, root, 0)]
-    left = _MOST_VALUES
-    while todo:
-        into, key, node, depth = todo.pop()
-        pairs = nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
-        items = node if isinstance(node, list | tuple) else ()
-        left -= 1 + len(pairs) + len(items)
-        if left < 0 or depth > _DEEPEST or not (pairs or items):
-            value = scalar_of(node)
-            into[key] = node if node is None or isinstance(node, str) else describe(node) if value is None else value
-            continue
-        below = [(name if isinstance(name, str) else describe(name), one) for name, one in pairs] or enumerate(items)
-        made = into[key] = dict.fromkeys(name for name, _ in below) if pairs else [None] * len(items)
-        todo += [(made, name, one, depth + 1) for name, one in below]
-    return found[0]
+def _plain(node: Inert) -> tuple[str, object]:
+    """Return a value on a line, and as JSON can have it: objects by their attributes, other code in words."""
+    seen = count()
+
+    def leaf(_: Inert) -> None:
+        if next(seen) > _MOST_VALUES:
+            raise LimitExceeded(f"more than {_MOST_VALUES:,} values")
+
+    def other(node: Inert, value: Callable[[Inert], Any]) -> Any:
+        return {str(key): value(one) for key, one in nodes.attribute_pairs(node)} or describe(node)
+
+    try:
+        found = plain_value(node, leaf, None, other)
+        return found if isinstance(found, str) else _dumped(found), found
+    except (UnsupportedFeature, LimitExceeded, TypeError):  # of what JSON has no key for
+        return describe(node), None

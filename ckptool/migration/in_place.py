@@ -226,7 +226,7 @@ def migrate_in_place(
                 plan = replace(plan, target=path)
                 selection.refuse_nothing(checkpoint, plan, changes)
             planned = _with_unused(report.planned(checkpoint, plan, changes, edit.nbytes), checkpoint, plan)
-            is_done = plan.changes_nothing
+            is_done = not (plan.retagged or plan.renamed or plan.dropped or plan.metadata)
             written, calls = 0 if is_done else edit.written_nbytes, selection.kept_calls(plan, changes)
             planned = planned._replace(calls=calls, how="in place", written_nbytes=written)
             check_cancelled(limits.cancellation)

@@ -23,6 +23,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.key_names import groups_of
 from ckptool.checkpoints.training import BUFFERS, ELEMENTWISE, names_by_number, states
 from ckptool.errors import MigrationRefused
+from ckptool.messages import counted
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert, Pairs
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -38,9 +39,9 @@ class _Optimizer(NamedTuple):
     """An optimizer, and the names that its parameters get."""
 
     path: str
-    names: Mapping[str, str]
+    names: dict[str, str]
     """By the keys of its state, as text."""
-    groups: Sequence[Sequence[str]]
+    groups: dict[int, list[str]]
 
 
 class _Slot(NamedTuple):
@@ -61,9 +62,7 @@ class NamedOptimizers:
         self._layout = layout
         self._model = checkpoint.weights.key if checkpoint.weights is not None and layout == "torchtitan" else ""
         found = [
-            (path, pairs)
-            for path, node, pairs, role in states(checkpoint)
-            if role == "optimizer" and nodes.mapping_pairs(node) is not None
+            (path, pairs) for path, node, pairs, role in states(checkpoint) if role == "optimizer" and _is_dict(node)
         ]
         if not found:
             fact = "no optimizer's state_dict() is in it"
@@ -77,29 +76,32 @@ class NamedOptimizers:
         has_order = checkpoint.traits.keeps_order and not checkpoint.is_folder
         problem, fits = "there are no weights", []
         for model in (one for one in checkpoint.state_dicts if one.role == "model"):
-            try:
-                is_told = all(isinstance(name, str) and name in model for name in own)
-                fits.append((model, own if is_told else _in_order(model, slots, has_order), is_told))
-            except MigrationRefused as error:
-                problem = f"under {model.key!r}, {error.message}" if model.key else error.message
-        if len(fits) != 1:
+            is_told = all(isinstance(name, str) and name in model for name in own)
+            names = own if is_told else _in_order(model, slots, has_order)
+            if isinstance(names, str):
+                problem = f"under {model.key!r}, {names}" if model.key else names
+            else:
+                fits.append((model.head, names, is_told))
+        keys = {str(slot.key) for slot in slots}
+        lone = [key for key, _ in nodes.mapping_pairs(nodes.lookup(pairs, "state")) or () if str(key) not in keys]
+        if len(fits) != 1 or lone:
+            problem = f"{counted(len(lone), 'state')} of what is in no group" if lone else problem
             raise MigrationRefused(
                 f"which parameters {path or '(root)'!r} is of cannot be told: "
-                + ("several models have them" if fits else problem),
+                + ("several models have them" if fits and not lone else problem),
                 kind="unnamed-optimizer",
                 hint="Leave out `optimizer_names=`; or save again with an optimizer of model.named_parameters().",
             )
-        model, names, is_told = fits[0]
+        head, names, is_told = fits[0]
         if not is_told:
-            self.notes.append(
-                f"{path!r} has no names: its parameters are taken to be the weights in their order, whose shapes fit"
-            )
-        full = [model.head + str(name) for name in names]
-        new = [new_names.get(name, name).removeprefix(model.head) for name in full]
-        groups: list[list[str]] = [[] for _ in groups_of(nodes.lookup(pairs, "param_groups"))]
-        for slot, name in zip(slots, new, strict=True):
-            groups[slot.group].append(name)
-        return _Optimizer(path, {str(slot.key): name for slot, name in zip(slots, new, strict=True)}, groups)
+            taken = "its parameters are taken to be the weights in their order, whose shapes fit"
+            self.notes.append(f"{path!r} has no names: {taken}")
+        found = _Optimizer(path, {}, {})
+        for slot, name in zip(slots, names, strict=True):
+            new = new_names.get(f"{head}{name}", f"{head}{name}").removeprefix(head)
+            found.names[str(slot.key)] = new
+            found.groups.setdefault(slot.group, []).append(new)
+        return found
 
     def placed(self, path: Path, node: Inert) -> Iterator[tuple[Path, Inert]]:
         """Yield where a leaf of the tree is to be, and what is there; one of a group maybe for each parameter."""
@@ -125,12 +127,16 @@ class NamedOptimizers:
         elif not isinstance(number, int) or not rest:
             yield below, node
         else:
-            group = one.groups[number]
+            group = one.groups.get(number, [])
             node = list(group) if rest[0] in ("params", "param_names") else node
             if self._layout == "nested":
                 yield below, node
             elif rest[0] != "params" and not (rest[0] == "param_names" and self._layout == "torchtitan"):
                 yield from (((kind, name, *rest), node) for name in group)
+
+
+def _is_dict(node: Inert) -> bool:
+    return nodes.mapping_pairs(node) is not None
 
 
 def _joined(path: Path) -> str:
@@ -155,13 +161,8 @@ def _slots(checkpoint: Checkpoint, pairs: Pairs) -> list[_Slot]:
     return [_Slot(key, number, shapes.get(str(key))) for number, (_, keys) in enumerate(groups) for key in keys]
 
 
-def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list[str]:
-    """
-    Return the name of each parameter of an optimizer, by the order of the weights, if they have any.
-
-    Raises:
-        MigrationRefused: Shapes do not fit, or would fit another order too.
-    """
+def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list[str] | str:
+    """Return the name of each parameter of an optimizer by the order of the weights, or why it is not certain."""
     first = {identity(tensor.info): name for name, tensor in reversed([*model.items()])}
     parameters = {
         name: tensor.info.shape
@@ -169,12 +170,8 @@ def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list
         if first[identity(tensor.info)] == name and not name.endswith(BUFFERS) and _has_gradient(tensor.info)
     }
     if has_order and len(parameters) == len(slots) and len({slot.group for slot in slots}) == 1:
-        for slot, (name, shape) in zip(slots, parameters.items(), strict=True):
-            if slot.shape not in (None, shape):
-                raise _refused(
-                    f"the state of parameter {slot.key} is {_shown(slot.shape)}, and {name!r} {_shown(shape)}"
-                )
-        return list(parameters)
+        pairs = zip(slots, parameters.values(), strict=True)
+        slots = [slot._replace(shape=slot.shape or shape) for slot, shape in pairs]  # of some there may be no state
     by_shape: dict[_Shape, list[str]] = {}
     for name, shape in parameters.items():
         by_shape.setdefault(shape, []).append(name)
@@ -182,35 +179,25 @@ def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list
     for slot in slots:
         if slot.shape is None:
             counts = f"{len(slots):,} parameters in groups, {len(parameters):,} in the weights"
-            raise _refused(f"{counts}, and no state says of which shape parameter {slot.key} is")
+            return f"{counts}, and no state says of which shape parameter {slot.key} is"
         alike.setdefault(slot.shape, []).append(slot)
-    found: dict[int, str] = {}
+    left: dict[_Shape, Iterator[str]] = {}
     for shape, own in alike.items():
-        names = by_shape.get(shape, [])
+        names, states_of = by_shape.get(shape, []), f"{len(own):,} states of {list(shape)}"
         if len(names) != len(own):
-            raise _refused(f"{len(own):,} states of {_shown(shape)}, and {len(names):,} parameters of that shape")
+            return f"{states_of}, and {len(names):,} parameters of that shape"
         if len({slot.group for slot in own}) > 1:
-            raise _refused(f"{len(own):,} states of {_shown(shape)} in several groups")
+            return f"{states_of} in several groups"
         if len(own) > 1 and not has_order:
-            raise _refused(
-                f"{len(own):,} states of {_shown(shape)}, and the file says nothing of the order of the names"
-            )
-        found |= {id(slot): name for slot, name in zip(own, names, strict=True)}
-    names = [found[id(slot)] for slot in slots]
+            return f"{states_of}, and the file says nothing of the order of the names"
+        left[shape] = iter(names)
+    names = [next(left[slot.shape]) for slot in slots if slot.shape is not None]
     places = {name: place for place, name in enumerate(parameters)}
     for (before, group), (name, other) in pairwise((name, slot.group) for name, slot in zip(names, slots, strict=True)):
         if has_order and group == other and places[name] < places[before]:
-            raise _refused(f"going by shapes, group {group} has {name!r} behind {before!r}")
+            return f"going by shapes, group {group} has {name!r} behind {before!r}"
     return names
 
 
 def _has_gradient(info: TensorInfo) -> bool:
     return info.dtype.name.startswith(("float", "bfloat", "complex"))
-
-
-def _shown(shape: _Shape | None) -> str:
-    return str(list(shape or ()))
-
-
-def _refused(fact: str) -> MigrationRefused:
-    return MigrationRefused(fact, kind="unnamed-optimizer")

@@ -108,11 +108,6 @@ class Plan:
         return sum(file.nbytes for file in self.files)
 
     @property
-    def changes_nothing(self) -> bool:
-        """Whether the index says afterwards what it says now."""
-        return not (self.retagged or self.renamed or self.dropped or self.metadata)
-
-    @property
     def payloads(self) -> Iterator[Payload]:
         """What is copied into the files."""
         return (payload for file in self.files for payload in file.payloads)

@@ -217,7 +217,7 @@ def _new_names(checkpoint: Checkpoint, plan: Plan) -> list[str]:
     chosen, new, dropped = checkpoint.weights, dict(plan.renamed), set(plan.dropped)
     head = chosen.head if chosen is not None else ""
     kept = (head + name for name in chosen or () if head + name not in dropped)
-    return [new.get(path, path)[len(head) :] for path in kept]
+    return [new.get(path, path).removeprefix(head) for path in kept]
 
 
 def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_training: bool) -> Iterator[str]:

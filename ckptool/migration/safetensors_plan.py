@@ -104,7 +104,7 @@ def plan_weights(
     if checkpoint.recorded.order and start is not None and not recorded.order:
         text = encode(recorded._replace(order=tuple(chosen.tensors)))
         longer, longer_header = _pack(name, kept, text, cancellation, start)
-        if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES:
+        if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES or new:  # no text takes the place of the order
             file, header = longer, longer_header
     expected = [(name, kept[name].info) for name in order]
     return replace(plan, files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header)
@@ -216,7 +216,7 @@ def _header(
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise MigrationRefused(
-            "a name that is not valid text cannot be written into a header", kind="unsupported-name"
+            "a name, or a text, that is no valid Unicode cannot be written into a header", kind="unsupported-name"
         ) from error
     return header + b" " * (-len(header) % 8)
 

@@ -121,6 +121,12 @@ def test_in_place_there_is_room_or_it_says_so(tmp_path: Path) -> None:
     run("migrate", source, "--in-place", "--drop-metadata", "ss_tag*", "--set-metadata", f"more={'x' * 450}")
     assert len(source.read_bytes()) == len(before)
     assert metadata_of(source) == {**{key: text for key, text in TEXTS.items() if text != TAGS}, "more": "x" * 450}
+    order = tmp_path / "order.safetensors"
+    torch.save({name: torch.ones(3) for name in "zyxwvu"}, tmp_path / "order.pth")
+    migrate(tmp_path / "order.pth", order, set_metadata={"spare": "x" * 20})
+    change = ["--drop-metadata", "spare", "--set-metadata", f"a={'x' * 40}"]
+    assert "there is room for" in run("migrate", order, "--in-place", *change, code=1).stderr
+    assert ORDER_KEY in metadata_of(order)
     edited = source.read_bytes()
     done = run("migrate", source, "--in-place", "--set-metadata", "ss_steps=800", "--json")
     assert json.loads(done.stdout)["written"] is False
