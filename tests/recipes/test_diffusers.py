@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+import ckptool
 from tests.recipes.by_libraries import Weights, assert_same, like, moved, under
 from tests.scale import exhaustive
 
@@ -70,10 +73,20 @@ def test_unets(model: str, tmp_path: Path) -> None:
 
 
 @exhaustive
-def test_vae(tmp_path: Path) -> None:
+def test_controlnet(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
-    convert = pytest.importorskip("diffusers.loaders.single_file_utils").convert_ldm_vae_checkpoint
-    net = diffusers.AutoencoderKL(
+    convert = pytest.importorskip("diffusers.loaders.single_file_utils").convert_controlnet_checkpoint
+    shape = {key: value for key, value in UNETS["Stable Diffusion 1"][1].items() if key != "up_block_types"}
+    settings = {key: value for key, value in SMALL.items() if key != "sample_size"}
+    net = diffusers.ControlNetModel(**settings, **shape, conditioning_embedding_out_channels=(4, 8, 12, 16))
+    theirs = like(net)
+    original = moved(theirs, "sd-controlnet", tmp_path, reverse=True)
+    assert_same(convert(dict(original), dict(net.config)), theirs)
+    assert_same(moved(original, "sd-controlnet", tmp_path), theirs)
+
+
+def vae() -> Any:
+    return pytest.importorskip("diffusers").AutoencoderKL(
         block_out_channels=(8, 16, 32, 32),
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
@@ -81,31 +94,37 @@ def test_vae(tmp_path: Path) -> None:
         norm_num_groups=4,
         latent_channels=4,
     )
+
+
+@exhaustive
+def test_vae(tmp_path: Path) -> None:
+    diffusers, net = pytest.importorskip("diffusers"), vae()
+    convert = pytest.importorskip("diffusers.loaders.single_file_utils").convert_ldm_vae_checkpoint
     theirs = like(net)
     original = moved(theirs, "sd-vae", tmp_path, reverse=True, channels=32)
     assert original["encoder.mid.attn_1.q.weight"].shape == (32, 32, 1, 1)
     assert_same(convert(under("first_stage_model.", original), dict(net.config)), theirs)
     assert_same(moved(original, "sd-vae", tmp_path, channels=32), theirs)
 
-    # The names that diffusers had before, as its loader still takes them.
-    before = moved(theirs, "diffusers-attention", tmp_path, reverse=True)
-    assert "encoder.mid_block.attentions.0.proj_attn.bias" in before
+    # What an older diffusers had saved, whose names its loader still takes.
+    older = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    before = {re.sub("to_(q|k|v|out.0)(?=[.])", lambda found: older[found[0]], name): theirs[name] for name in theirs}
     net.save_pretrained(tmp_path)
-    assert_same(theirs, moved(before, "diffusers-attention", tmp_path))
     save_file(before, tmp_path / "diffusion_pytorch_model.safetensors", {"format": "pt"})
     assert_same(diffusers.AutoencoderKL.from_pretrained(tmp_path).state_dict(), theirs)
+    assert_same(moved(before, "sd-vae", tmp_path, reverse=True, channels=32), original)
 
 
-def text_model(kind: str, layers: int) -> Any:
+def text_model(kind: str, layers: int, width: int = 16) -> Any:
     transformers = pytest.importorskip("transformers")
     settings = transformers.CLIPTextConfig(
-        hidden_size=16,
+        hidden_size=width,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=4,
         vocab_size=50,
-        max_position_embeddings=10,
-        projection_dim=16,
+        max_position_embeddings=77,
+        projection_dim=width,
         bos_token_id=1,
         eos_token_id=2,
     )
@@ -127,6 +146,48 @@ def test_text_encoders(kind: str, prefix: str, layers: int, tmp_path: Path) -> N
     original = moved(theirs, "open-clip", tmp_path, reverse=True)
     assert_same(convert(net, under(prefix, original), prefix=prefix), theirs)
     assert_same(moved(original, "open-clip", tmp_path), theirs)
+
+
+def tokenizer(folder: Path) -> Any:
+    words = ["a", "b", "a</w>", "b</w>", "ab", "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    kind = pytest.importorskip("transformers").CLIPTokenizer
+    return kind(str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("recipe", "model"), [("sd1", "Stable Diffusion 1"), ("sd2", "Stable Diffusion 2"), ("sdxl", "SDXL")]
+)
+def test_pipelines(recipe: str, model: str, tmp_path: Path) -> None:
+    """A folder of a pipeline becomes one original checkpoint, from which diffusers makes the same pipeline."""
+    diffusers = pytest.importorskip("diffusers")
+    nets = {"unet": unet(model)[1], "vae": vae(), "text_encoder": text_model("CLIPTextModel", 23)}
+    others = {"tokenizer": tokenizer(tmp_path), "scheduler": diffusers.DDIMScheduler()}
+    if recipe == "sdxl":
+        kind = diffusers.StableDiffusionXLPipeline
+        nets["text_encoder_2"] = text_model("CLIPTextModelWithProjection", 3, width=32)
+        others["tokenizer_2"] = others["tokenizer"]
+    else:
+        kind = diffusers.StableDiffusionPipeline
+        others |= {"safety_checker": None, "feature_extractor": None}
+    kind(**nets, **others).save_pretrained(tmp_path / "pipeline")
+
+    original = tmp_path / "original.safetensors"
+    channels = {"channels": 32}
+    ckptool.migrate(
+        tmp_path / "pipeline", original, key="(all)", recipe=recipe, reverse=True, recipe_arguments=channels
+    )
+    again = kind.from_single_file(str(original), config=str(tmp_path / "pipeline"), local_files_only=True)
+    for name, net in nets.items():
+        assert_same(getattr(again, name).state_dict(), net.state_dict())
+
+    made = moved(load_file(original), recipe, tmp_path, **channels)
+    assert_same(moved(made, recipe, tmp_path, reverse=True, **channels), load_file(original))
+    plain = {name.replace("text_encoder.text_model.", "text_encoder."): value for name, value in made.items()}
+    wanted = {f"{part}.{name}": value for part, net in nets.items() for name, value in net.state_dict().items()}
+    assert_same(plain, wanted)
 
 
 def lora(model: str, encoders: list[str]) -> Weights:
@@ -231,9 +292,10 @@ def test_wan(tmp_path: Path) -> None:
         name.removesuffix("weight") for name, value in theirs.items() if name.endswith("weight") and value.dim() == 2
     ]
     adapter = {layer + half: torch.rand(2, 3) for layer in layers for half in ("lora_A.weight", "lora_B.weight")}
-    original = moved(adapter, "wan", tmp_path, reverse=True)
-    assert_same(convert_lora(under("diffusion_model.", original)), under("transformer.", adapter))
-    assert_same(moved(original, "wan", tmp_path), adapter)
+    adapter = under("transformer.", adapter)
+    original = moved(adapter, "wan-lora", tmp_path, reverse=True)
+    assert_same(convert_lora(original), adapter)
+    assert_same(moved(original, "wan-lora", tmp_path), adapter)
 
 
 @exhaustive

@@ -63,22 +63,25 @@ def test_deit_of_timm(tmp_path: Path) -> None:
     both_ways("timm-deit", transformers.DeiTForImageClassificationWithTeacher(settings), there, 32, tmp_path)
 
 
-@pytest.mark.parametrize("model", ["vit_small_patch16_dinov3", "vit_small_patch16_dinov3_qkvb"])
-def test_dinov3_of_timm(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["small", "small_plus"])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_dinov3_of_timm(model: str, has_biases: bool, tmp_path: Path) -> None:
     timm, transformers = pytest.importorskip("timm"), pytest.importorskip("transformers")
-    has_biases = model.endswith("qkvb")
+    recipe = "timm-dinov3-gated" if model == "small_plus" else "timm-dinov3"
     settings = transformers.DINOv3ViTConfig(
         hidden_size=16,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=1,
         num_register_tokens=4,
+        **({"use_gated_mlp": True, "hidden_act": "silu"} if recipe == "timm-dinov3-gated" else {}),
         query_bias=has_biases,
         value_bias=has_biases,
     )
-    there = timm.create_model(model, depth=2, embed_dim=16, num_heads=1, img_size=64)
+    name = f"vit_{model}_patch16_dinov3{'_qkvb' if has_biases else ''}"
+    there = timm.create_model(name, depth=2, embed_dim=16, num_heads=1, img_size=64, mlp_ratio=4)
     mask = frozenset({"embeddings.mask_token"})
-    both_ways("timm-dinov3", transformers.DINOv3ViTModel(settings), there, 64, tmp_path, mask)
+    both_ways(recipe, transformers.DINOv3ViTModel(settings), there, 64, tmp_path, mask)
 
 
 @pytest.mark.parametrize(
