@@ -262,7 +262,7 @@ def _mxfp4(found: Found) -> Dense:
         raise found.unlike(values.shape, scale.shape)
     count, rows, groups, half = values.shape
     shape = (count, groups * half * 2, rows)
-    facts = {"rows": rows, "scale_rows": rows, "row_block": 1, "column_block": 2 * half, "bits": 4}
+    facts = {"rows": shape[1], "scale_rows": groups, "row_block": 2 * half, "column_block": 1}
     return Dense(found.end, "", shape, found.usual, "experts", {"values": values, "scale": scale}, facts)
 
 

@@ -67,10 +67,10 @@ def turned_round(values: Values, columns: int) -> Values:
 
 def plain(parts: Parts, facts: Facts) -> Values:
     """Yield floats or integers times their scale: of the tensor, a row, or a block of it."""
-    values, scale = parts["values"], _factors(parts["scale"])
+    values = parts["values"]
     flat = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
     zero = parts["zero"].float() if "zero" in parts else None
-    return _scaled(lambda start, end: flat[start:end].float(), flat.shape, scale, zero, facts)
+    return _scaled(lambda start, end: flat[start:end].float(), flat.shape, parts["scale"], zero, facts)
 
 
 def packed_columns(parts: Parts, facts: Facts) -> Values:
@@ -85,7 +85,7 @@ def packed_columns(parts: Parts, facts: Facts) -> Values:
         found: torch.Tensor = _unpacked(words[start:end], bits, columns).float() - half
         return found
 
-    return _scaled(codes, (len(words), columns), _factors(parts["scale"]), zero, facts, groups)
+    return _scaled(codes, (len(words), columns), parts["scale"], zero, facts, groups)
 
 
 def packed_floats(parts: Parts, facts: Facts) -> Values:
@@ -95,33 +95,38 @@ def packed_floats(parts: Parts, facts: Facts) -> Values:
     bits = facts["bits"]
     table = torch.tensor(_FP4 if bits == 4 else (*_FP6, *(-one for one in _FP6)))
     values = parts["values"].view(torch.uint8)
-    flat, scale = values.reshape(-1, values.shape[-1]), _factors(parts["scale"])
-    if "divisor" in parts:
-        scale = scale / parts["divisor"].float()
-    if "factor" in parts:
-        scale = scale * parts["factor"].float()
-
+    flat = values.reshape(-1, values.shape[-1])
     columns = 8 * flat.shape[-1] // bits
 
     def codes(start: int, end: int) -> torch.Tensor:
         some = flat[start:end]
         if bits == 4:
-            index = torch.stack((some & 15, some >> 4), -1).reshape(len(some), -1)
+            index = torch.stack((some & 15, some >> 4), -1)
         else:
             index = _unpacked(some.view(torch.int32), bits, columns)
-        found: torch.Tensor = table[index.int()]
-        return found
+        return _looked_up(table, index).reshape(len(some), -1)
 
-    return _scaled(codes, (len(flat), columns), scale, None, facts)
+    def scales(some: torch.Tensor) -> torch.Tensor:
+        found = _factors(some)
+        found = found / parts["divisor"].float() if "divisor" in parts else found
+        return found * parts["factor"].float() if "factor" in parts else found
+
+    return _scaled(codes, (len(flat), columns), parts["scale"], None, facts, factors=scales)
 
 
 def experts(parts: Parts, facts: Facts) -> Values:
     """Yield blocks of floats of 4 bits of several matrices, each turned round (MXFP4 of gpt-oss)."""
     import torch
 
+    table = torch.tensor(_FP4)
     for blocks, scales in zip(parts["values"], parts["scale"], strict=True):
-        flat = {"values": blocks.reshape(len(blocks), -1), "scale": scales}
-        yield torch.cat(list(packed_floats(flat, facts))).T
+        flat = blocks.reshape(len(blocks), -1).T
+
+        def codes(start: int, end: int, flat: torch.Tensor = flat) -> torch.Tensor:
+            some = flat[start // 2 : end // 2]
+            return _looked_up(table, torch.stack((some & 15, some >> 4), 1)).reshape(end - start, -1)
+
+        yield from _scaled(codes, (2 * len(flat), len(blocks)), scales.T, None, facts, least=2)
 
 
 def four_bits(parts: Parts, facts: Facts) -> Values:
@@ -130,16 +135,16 @@ def four_bits(parts: Parts, facts: Facts) -> Values:
 
     data, table, largest = parts["values"].reshape(-1).view(torch.uint8), parts["table"].float(), parts["scale"]
     if "inner_scale" in parts:
-        inner = parts["inner_table"].float()[largest.int()]
-        index = torch.arange(inner.numel()) // facts["inner_block"]
-        largest = inner * parts["inner_scale"].float()[index] + torch.tensor(facts["offset"])
+        inner = _looked_up(parts["inner_table"].float(), largest)
+        scale = parts["inner_scale"].float().repeat_interleave(facts["inner_block"])[: inner.numel()]
+        largest = inner * scale + torch.tensor(facts["offset"])
     block, left = facts["block"], facts["count"]
     flat = _padded(data, block // 2).reshape(-1, block // 2)
     facts = {"rows": len(flat), "scale_rows": len(flat), "row_block": 1, "column_block": block}
 
     def codes(start: int, end: int) -> torch.Tensor:
         some = flat[start:end]
-        return table[torch.stack((some >> 4, some & 15), -1).reshape(len(some), -1).int()]
+        return _looked_up(table, torch.stack((some >> 4, some & 15), -1)).reshape(len(some), -1)
 
     for one in _scaled(codes, (len(flat), block), largest.float().reshape(-1, 1), None, facts):
         yield one.reshape(-1)[:left]
@@ -159,7 +164,7 @@ def along_inputs(parts: Parts, facts: Facts) -> Values:
 
     bits, words = facts["bits"], parts["values"].T.contiguous()
     outputs, inputs = len(words), facts["columns"]
-    scale = parts["scale"].float().T.contiguous()
+    scale = parts["scale"].T.contiguous()
     zero = (_unpacked(parts["zero"], bits, outputs).float() + facts["zero_offset"]).T.contiguous()
     groups = _order(parts["groups"], scale.shape[-1]) if "groups" in parts else None
     if groups is None:
@@ -190,7 +195,7 @@ def along_outputs(parts: Parts, facts: Facts) -> Values:
 
     shape = (len(words) * many, words.shape[1])
     zero = unpacked(parts["zero"].T.contiguous())
-    return _scaled(codes, shape, parts["scale"].float().T.contiguous(), zero, facts, least=many)
+    return _scaled(codes, shape, parts["scale"].T.contiguous(), zero, facts, least=many)
 
 
 HOW: Final[Mapping[str, Callable[[Parts, Facts], Values]]] = {
@@ -207,13 +212,15 @@ def _scaled(
     facts: Facts,
     groups: torch.Tensor | None = None,
     least: int = 1,
+    factors: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Values:
     """
     Yield codes, less their zeros, times their scales.
 
     ``codes`` gives some rows, as a tensor of its own. A scale is for ``row_block`` rows and ``column_block`` columns,
     of which the last may be fewer; ``groups`` say instead which column of the scales each column has. There may be
-    several matrices, one below the other, each of so many ``rows``, with so many ``scale_rows``.
+    several matrices, one below the other, each of so many ``rows``, with so many ``scale_rows``. ``factors`` makes
+    float32 of scales, if it is not ``_factors``.
     """
     needed()
     rows, columns = shape
@@ -223,7 +230,7 @@ def _scaled(
 
     def spread(one: torch.Tensor) -> torch.Tensor:
         if groups is not None and one.shape[-1] > 1:
-            return one[:, groups]
+            return one.index_select(1, groups)
         if one.shape[-1] in (1, columns):
             return one
         return one.repeat_interleave(facts["column_block"], -1)[:, :columns]
@@ -233,7 +240,7 @@ def _scaled(
         first = start // height * high + start % height // block
         if block == 1 or first != row:  # many rows have the scales of the rows before
             row, last = first, first + 1 if block > 1 else first + end - start
-            scales = spread(scale[first:last])
+            scales = spread((factors or _factors)(scale[first:last]))
             zeros = spread(zero[first:last]) if zero is not None else None
         made = codes(start, end)
         if zeros is not None:
@@ -285,6 +292,11 @@ def _order(groups: torch.Tensor, count: int) -> torch.Tensor | None:
         fact = f"columns in groups {int(found.min())} to {int(found.max())}, of {count:,} groups"
         raise MalformedFile(fact, kind="malformed-tensor")
     return found
+
+
+def _looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return numbers of a table by their places, in one dimension: on one thread, as ``table[index]`` is not."""
+    return table.index_select(0, index.reshape(-1).int())
 
 
 def _factors(scale: torch.Tensor) -> torch.Tensor:
