@@ -243,7 +243,7 @@ def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTens
     full, is_kernel = (*up[:1], *down[1:]), any(size > 1 for size in down[2:])
     is_plain = full == shape if is_kernel else full[:2] == shape[:2] and not any(size != 1 for size in shape[2:])
     is_turned = not is_kernel and full[1::-1] == shape and (adapter.turns or pair.is_embedding)
-    has_rows = magnitude is None or (not pair.is_embedding and len(shape) == 2 and magnitude.numel == up[0])
+    has_rows = magnitude is None or magnitude.numel == up[0]
     if not is_product or not (is_turned or (is_plain and not pair.is_embedding)) or not has_rows:
         beside = "" if magnitude is None else f", and a magnitude of {list(magnitude.shape)}"
         fact = f"{key!r} has {list(down)} and {list(up)}{beside}, and {name!r} in the base is {list(shape)}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 _PIECE_NUMEL: Final = 1 << 20
+_TOGETHER: Final = 192
+"""A multiple of the rows that the kernels of MKL and OpenBLAS compute at a time."""
 
 
 def add_low_rank(
@@ -40,21 +42,41 @@ def add_low_rank(
     import torch
 
     down, up = (one if one.dtype == torch.float64 else one.float() for one in (down, up))
+    kernel = None
     if any(size > 1 for size in down.shape[2:]):
         convolve = getattr(torch.nn.functional, f"conv{down.ndim - 2}d")
-        added = convolve(down.transpose(0, 1), up).transpose(0, 1) * scale
-    else:
-        product = up.flatten(1) @ down.flatten(1)
-        product *= scale
-        added = (product.T if is_turned else product).reshape(weight.shape)
-    if magnitude is None:
-        weight += added.to(weight.dtype) if is_embedding else added
-        return weight
-    whole = weight + added
-    rows = whole.T if is_turned else whole
-    factor = (magnitude / torch.linalg.norm(rows, dim=1)).reshape(-1, 1)
-    changed: torch.Tensor = ((factor.T if is_turned else factor) * whole).to(weight.dtype)
-    return changed
+        kernel = (convolve(down.transpose(0, 1), up).transpose(0, 1) * scale).flatten(1)
+    rows, down, up = weight.flatten(1), down.flatten(1), up.flatten(1)
+    is_whole = is_turned and magnitude is not None  # the lengths are those of columns
+    for start, end in [(0, len(rows))] if is_whole else _runs(*rows.shape):
+        some = rows[start:end]
+        if kernel is not None:
+            added = kernel[start:end]
+        elif is_turned:
+            added = (up @ down[:, start:end]).mul_(scale).T
+        else:
+            added = (up[start:end] @ down).mul_(scale)
+        if magnitude is None:
+            some += added.to(weight.dtype) if is_embedding else added
+            continue
+        whole = some + added
+        lengths = torch.linalg.norm(whole.T if is_turned else whole, dim=1)
+        wanted = magnitude.flatten() if is_turned else magnitude.flatten()[start:end]
+        factor = wanted / lengths
+        some.copy_((factor if is_turned else factor[:, None]) * whole)
+    return weight
+
+
+def _runs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """
+    Yield runs of rows, of a few megabytes.
+
+    Each has a multiple of what kernels for products take together, as the last may not: so that sums are made in the
+    order in which they are in the product of all.
+    """
+    step = max(_PIECE_NUMEL // max(columns, 1) // _TOGETHER, 1) * _TOGETHER
+    starts = range(0, max(rows - step, 0) + 1, step)
+    yield from zip(starts, [*starts[1:], rows], strict=True)
 
 
 def own(tensor: LazyTensor) -> torch.Tensor:

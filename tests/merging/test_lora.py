@@ -132,6 +132,20 @@ def test_a_short_type_is_reached_in_one_rounding(dtype: torch.dtype, tmp_path: P
     assert torch.equal(ckptool.load(report.target)["m.q.weight"], want.to(dtype).float())
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_large_weights_are_what_the_product_of_all_gives(turns: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape, rank = (1100, 2048), 8
+    weight, down, up = torch.randn(shape).bfloat16(), torch.randn(rank, shape[1 - turns]), torch.randn(shape[turns], rank)
+    save_file({"m.q.weight": weight}, tmp_path / "base.safetensors")
+    tensors = {"m.q.lora_A.weight": down, "m.q.lora_B.weight": up}
+    lora = adapter(tmp_path / "a", tensors, {"r": rank, "lora_alpha": 3, "fan_in_fan_out": turns})
+
+    target = ckptool.merge(tmp_path / "base.safetensors", tmp_path / "o.safetensors", lora=lora).target
+    added = (up @ down) * (3 / rank)
+    assert torch.equal(load_file(target)["m.q.weight"], (weight + (added.T if turns else added)).bfloat16())
+
+
 def test_embeddings_magnitudes_patterns_and_saved_modules(tmp_path: Path) -> None:
     path, (down, up), head = base(tmp_path), matrices("m.q", 2), "base_model.model."
     small, large, magnitude, point = (
@@ -430,6 +444,7 @@ PEFT: dict[str, list[dict[str, Any]]] = {
         {"target_modules": ["lin", "square"], "use_rslora": True},
     ],
     "DoRA": [{"target_modules": ["lin", "square"], "use_dora": True}],
+    "DoRA of an embedding and of convolutions": [{"target_modules": ["emb", "conv", "point"], "use_dora": True}],
 }
 
 
