@@ -22,6 +22,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.errors import KeyMismatch, UnsupportedFeature, WeightsMismatch
+from ckptool.formats.json_beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice, Made
 from ckptool.loading.custom_loading import fill, rehearse
@@ -51,6 +52,7 @@ from ckptool.torch_ops.models import codes_for_floats, values_apart
 from ckptool.torch_ops.values import narrows
 
 logger = logging.getLogger("ckptool")
+_DENSE_FIRST = "Its weights are quantised: make them dense, with ckptool.load_into(model, path, dequantize=True)."
 
 
 def load_into(
@@ -125,7 +127,12 @@ def load_into(
         made = _made(checkpoint, dtype or _type_of(model), layout, dequantize=dequantize)
         choice = Choice(model, checkpoint, key, weights, allow_missing, made, layout is not None)
         load = _Load(choice, assembly, started, dtype, mmap, progress, strict, verify, breaks)
-        targets = choice.targets(strict=strict, include=include, prefix=prefix)
+        try:
+            targets = choice.targets(strict=strict, include=include, prefix=prefix)
+        except WeightsMismatch as error:
+            found = None if dequantize or not _is_plain(model) else quantization_of(checkpoint)
+            error.hint = _DENSE_FIRST if found is not None and found.bound else error.hint
+            raise
         through = partial(choice.through_own_code, load.through_own_code, strict=strict)
         report = load.planned(*targets) if targets is not None else through()
         report = report._replace(also_under=checkpoint.also_under(report.key))
@@ -149,6 +156,11 @@ def _logged(report: LoadReport) -> LoadReport:
     is_less = report.still_meta or report.tied_apart or not all(map(may_be_missing, report.missing))
     logger.log(logging.WARNING if is_less else logging.INFO, "%s", report.line)
     return report
+
+
+def _is_plain(model: torch.nn.Module) -> bool:
+    """Say whether all tensors with two dimensions or more are of floats, as those that scales belong to are not."""
+    return all(one.is_floating_point() and one.itemsize > 1 for one in model.parameters() if one.ndim > 1)
 
 
 def _type_of(model: torch.nn.Module) -> torch.dtype | None:

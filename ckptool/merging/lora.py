@@ -150,6 +150,9 @@ class LoraMerge:
             fact = f"{len(left):,} of its {len(adapter.pairs) + len(adapter.saved):,} parts fit no weight: {some(left)}"
             plain = left[0].removeprefix(head_of(left[0]))
             hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
+            embedding = next(filter(EMBEDDINGS.search, names), None)
+            if embedding and any(HEADS.search(f"{key}{_WEIGHT}") for key in left) and ties_embedding(base) is not False:
+                hint = f"The output layer of this model is tied to {embedding!r}, and has no tensor: untie and save it."
             hint += " To merge what fits: `allow_unmatched=True`." if found else ""
             quantised = quantization_of(base)
             hint += f" {_PLAIN_FIRST}" if quantised is not None and quantised.bound else ""

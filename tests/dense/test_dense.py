@@ -403,6 +403,21 @@ def test_a_model_takes_it_in_its_own_type(tmp_path: Path) -> None:
         assert torch.equal(model["m"].weight, (tensors["m.weight"].float() * spread).to(dtype))
 
 
+@pytest.mark.parametrize("name", ["FP8 in blocks", "GPTQ of 4 bits", "NF4", "bitsandbytes of 8 bits"])
+def test_a_plain_model_is_told_how_it_takes_quantised_weights(name: str, tmp_path: Path) -> None:
+    tensors, dense, says = CASES[name]()
+    path = written(tensors, says, tmp_path)
+    (rows, columns), layers = dense.shape, [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+    model = torch.nn.ModuleDict(zip(("m", "n"), layers, strict=True))
+    layers[0].weight, layers[1].weight = torch.nn.Parameter(torch.zeros(rows, columns)), torch.nn.Parameter(NORM)
+
+    with pytest.raises(CkptoolError) as caught:
+        ckptool.load_into(model, path)
+    assert caught.value.hint is not None
+    assert "load_into(model, path, dequantize=True)" in caught.value.hint
+    assert ckptool.load_into(model, path, dequantize=True).loaded == 2
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [

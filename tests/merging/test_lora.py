@@ -337,6 +337,14 @@ def test_what_settings_alone_tie_changes_together(ties: bool | None, is_equal: b
     assert any("is tied to what is merged, and changes with it" in note for note in report.notes) == together
 
 
+def test_an_output_layer_that_is_tied_and_not_there_is_named(tmp_path: Path) -> None:
+    save_file({"model.embed_tokens.weight": torch.rand(9, 4)}, tmp_path / "model.safetensors")
+    lora = adapter(tmp_path / "a", {"lm_head.lora_A.weight": torch.rand(2, 4), "lm_head.lora_B.weight": torch.rand(9, 2)})
+    with pytest.raises(MigrationRefused) as caught:
+        ckptool.merge(tmp_path / "model.safetensors", tmp_path / "o.safetensors", lora=lora)
+    assert "tied to 'model.embed_tokens.weight'" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize(("pattern", "alpha"), [("m.q", 3), ("m[q", 0), ("q", 3), ("..q", 3), (r"m\.q$", 3), ("x", 4)])
 def test_patterns_are_those_of_peft(pattern: str, alpha: int, tmp_path: Path) -> None:
     settings = {"r": 4, "lora_alpha": 4, "alpha_pattern": {pattern: 3}}
