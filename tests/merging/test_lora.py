@@ -136,7 +136,11 @@ def test_a_short_type_is_reached_in_one_rounding(dtype: torch.dtype, tmp_path: P
 def test_large_weights_are_what_the_product_of_all_gives(turns: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape, rank = (1100, 2048), 8
-    weight, down, up = torch.randn(shape).bfloat16(), torch.randn(rank, shape[1 - turns]), torch.randn(shape[turns], rank)
+    weight, down, up = (
+        torch.randn(shape).bfloat16(),
+        torch.randn(rank, shape[1 - turns]),
+        torch.randn(shape[turns], rank),
+    )
     save_file({"m.q.weight": weight}, tmp_path / "base.safetensors")
     tensors = {"m.q.lora_A.weight": down, "m.q.lora_B.weight": up}
     lora = adapter(tmp_path / "a", tensors, {"r": rank, "lora_alpha": 3, "fan_in_fan_out": turns})
@@ -339,7 +343,9 @@ def test_what_settings_alone_tie_changes_together(ties: bool | None, is_equal: b
 
 def test_an_output_layer_that_is_tied_and_not_there_is_named(tmp_path: Path) -> None:
     save_file({"model.embed_tokens.weight": torch.rand(9, 4)}, tmp_path / "model.safetensors")
-    lora = adapter(tmp_path / "a", {"lm_head.lora_A.weight": torch.rand(2, 4), "lm_head.lora_B.weight": torch.rand(9, 2)})
+    lora = adapter(
+        tmp_path / "a", {"lm_head.lora_A.weight": torch.rand(2, 4), "lm_head.lora_B.weight": torch.rand(9, 2)}
+    )
     with pytest.raises(MigrationRefused) as caught:
         ckptool.merge(tmp_path / "model.safetensors", tmp_path / "o.safetensors", lora=lora)
     assert "tied to 'model.embed_tokens.weight'" in str(caught.value.hint)
