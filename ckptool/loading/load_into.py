@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def load_into(
     check_arguments(load_into, locals())
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
     breaks, layout = break_quantized or dequantize, asked(recipe, recipe_arguments, reverse=reverse)
-    with opened(source, limits) as checkpoint:
+    with opened(source, limits) as checkpoint, _telling_of_quantised(checkpoint, None if dequantize else model):
         if verify:
             checkpoint.check_index()
         state = read_optimizer(checkpoint, model, optimizer, mmap) if optimizer is not None else None
@@ -127,12 +128,7 @@ def load_into(
         made = _made(checkpoint, dtype or _type_of(model), layout, dequantize=dequantize)
         choice = Choice(model, checkpoint, key, weights, allow_missing, made, layout is not None)
         load = _Load(choice, assembly, started, dtype, mmap, progress, strict, verify, breaks)
-        try:
-            targets = choice.targets(strict=strict, include=include, prefix=prefix)
-        except WeightsMismatch as error:
-            found = None if dequantize or not _is_plain(model) else quantization_of(checkpoint)
-            error.hint = _DENSE_FIRST if found is not None and found.bound else error.hint
-            raise
+        targets = choice.targets(strict=strict, include=include, prefix=prefix)
         through = partial(choice.through_own_code, load.through_own_code, strict=strict)
         report = load.planned(*targets) if targets is not None else through()
         report = report._replace(also_under=checkpoint.also_under(report.key))
@@ -158,9 +154,17 @@ def _logged(report: LoadReport) -> LoadReport:
     return report
 
 
-def _is_plain(model: torch.nn.Module) -> bool:
-    """Say whether all tensors with two dimensions or more are of floats, as those that scales belong to are not."""
-    return all(one.is_floating_point() and one.itemsize > 1 for one in model.parameters() if one.ndim > 1)
+@contextmanager
+def _telling_of_quantised(checkpoint: Checkpoint, model: torch.nn.Module | None) -> Iterator[None]:
+    """Give an error of names or shapes the hint at dense weights, if a model of floats is to take quantised ones."""
+    try:
+        yield
+    except WeightsMismatch as error:
+        matrices = [one for one in model.parameters() if one.ndim > 1] if model is not None else []
+        found = quantization_of(checkpoint) if matrices else None
+        if found is not None and found.bound and all(one.is_floating_point() and one.itemsize > 1 for one in matrices):
+            error.hint = _DENSE_FIRST
+        raise
 
 
 def _type_of(model: torch.nn.Module) -> torch.dtype | None:
