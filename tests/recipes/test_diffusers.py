@@ -85,20 +85,24 @@ def test_controlnet(tmp_path: Path) -> None:
     assert_same(moved(original, "sd-controlnet", tmp_path), theirs)
 
 
-def vae() -> Any:
+def vae(**more: Any) -> Any:
+    settings = {"latent_channels": 4, **more}
     return pytest.importorskip("diffusers").AutoencoderKL(
         block_out_channels=(8, 16, 32, 32),
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
         layers_per_block=2,
         norm_num_groups=4,
-        latent_channels=4,
+        **settings,
     )
 
 
 @exhaustive
-def test_vae(tmp_path: Path) -> None:
-    diffusers, net = pytest.importorskip("diffusers"), vae()
+@pytest.mark.parametrize(
+    "more", [{}, {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}], ids=["SD", "FLUX"]
+)
+def test_vae(more: dict[str, Any], tmp_path: Path) -> None:
+    diffusers, net = pytest.importorskip("diffusers"), vae(**more)
     convert = pytest.importorskip("diffusers.loaders.single_file_utils").convert_ldm_vae_checkpoint
     theirs = like(net)
     original = moved(theirs, "sd-vae", tmp_path, reverse=True, channels=32)
@@ -320,3 +324,38 @@ def test_flux(tmp_path: Path) -> None:
     original = moved(theirs, "flux", tmp_path, reverse=True)
     assert_same(convert(dict(original)), theirs)
     assert_same(moved(original, "flux", tmp_path), theirs)
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("recipe", "kind", "converter", "settings"),
+    [
+        (
+            "flux2",
+            "Flux2Transformer2DModel",
+            "convert_flux2_transformer_checkpoint_to_diffusers",
+            {
+                "in_channels": 4,
+                "num_layers": 2,
+                "num_single_layers": 2,
+                "attention_head_dim": 8,
+                "num_attention_heads": 2,
+                "joint_attention_dim": 12,
+                "axes_dims_rope": (2, 2, 2, 2),
+            },
+        ),
+        (
+            "z-image",
+            "ZImageTransformer2DModel",
+            "convert_z_image_transformer_checkpoint_to_diffusers",
+            {"in_channels": 4, "dim": 16, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 12}
+            | {"axes_dims": [2, 2, 4]},
+        ),
+    ],
+)
+def test_transformers(recipe: str, kind: str, converter: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    convert = getattr(pytest.importorskip("diffusers.loaders.single_file_utils"), converter)
+    theirs = like(getattr(pytest.importorskip("diffusers"), kind)(**settings))
+    original = moved(theirs, recipe, tmp_path, reverse=True)
+    assert_same(convert(dict(original)), theirs)
+    assert_same(moved(original, recipe, tmp_path), theirs)

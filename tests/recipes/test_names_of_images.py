@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import ckptool
 from tests.each import each
 from tests.recipes.by_libraries import assert_same, moved
 
@@ -44,3 +46,21 @@ def test_lora_without_text_encoders(recipe: str, tmp_path: Path) -> None:
     """A recipe has rules that are about no name of a file."""
     expected = {name: made for name, made in NAMES[recipe].items() if name.startswith("lora_unet_")}
     assert sorted(moved({name: torch.rand(2, 3) for name in expected}, recipe, tmp_path)) == sorted(expected.values())
+
+
+def test_an_adapter_of_peft_becomes_one_of_kohya(tmp_path: Path) -> None:
+    layer = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    saved = {f"base_model.model.{layer}.lora_{half}.weight": torch.rand(2, 2) for half in "AB"}
+    save_file(saved, tmp_path / "adapter_model.safetensors")
+    renames = [(r"^base_model\.model\.", "unet.")]
+    ckptool.migrate(
+        tmp_path / "adapter_model.safetensors",
+        tmp_path / "kohya.safetensors",
+        rename=renames,
+        recipe="kohya-lora",
+        reverse=True,
+    )
+    kohya = ckptool.load(tmp_path / "kohya.safetensors")
+    name = "lora_unet_" + layer.replace(".", "_")
+    assert torch.equal(kohya[f"{name}.lora_down.weight"], saved[f"base_model.model.{layer}.lora_A.weight"])
+    assert torch.equal(kohya[f"{name}.lora_up.weight"], saved[f"base_model.model.{layer}.lora_B.weight"])

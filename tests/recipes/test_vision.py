@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,13 @@ def test_vit_of_torchvision(tmp_path: Path) -> None:
     settings = transformers.ViTConfig(**PATCHES, intermediate_size=64, image_size=32, patch_size=8, num_labels=5)
     there = torchvision.models.VisionTransformer(32, 8, 2, 4, 16, 64, num_classes=5)
     both_ways("torchvision-vit", transformers.ViTForImageClassification(settings), there, 32, tmp_path)
+
+    older = {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"}
+    weights = there.state_dict()
+    before = {re.sub("mlp[.][03]", lambda found: older[found[0]], name): value for name, value in weights.items()}
+    assert len(before.keys() - weights.keys()) == 8
+    there.load_state_dict(dict(before))  # torchvision still takes them
+    assert_same(moved(before, "torchvision-vit", tmp_path), moved(weights, "torchvision-vit", tmp_path))
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
