@@ -142,7 +142,10 @@ def _members(source: Source) -> Iterator[_Member | int]:
                 raise MalformedFile(f"a tar name of {nbytes:,} bytes", kind="malformed-tar", offset=payload)
             if kind == b"K":
                 continue
-            text = source.read(payload, nbytes)
+            text = source.read(payload, min(position, source.nbytes) - payload)
+            if any(text[nbytes:]):  # some read whole blocks
+                raise _ambiguous("an extended header with bytes behind it", payload)
+            text = text[:nbytes]
             found = {"path": _text(text)} if kind == b"L" else _pax(text, payload)
             if not override.keys().isdisjoint(found) or (kind == b"g" and found):  # of two, readers take either
                 raise MalformedFile(f"a second tar name at byte {payload:,}", kind="malformed-tar", offset=payload)
@@ -150,7 +153,7 @@ def _members(source: Source) -> Iterator[_Member | int]:
             continue
         name = override.get("path") or _name(header)
         _check_for_all_readers(header, name, max(nbytes, said), at)
-        yield _Member(name, kind, payload, nbytes, "sparse" in override)
+        yield _Member(name, kind, payload, nbytes, "sparse" in override or kind == b"S")
         override = {}
 
 
@@ -159,8 +162,6 @@ def _check_for_all_readers(header: bytes, name: str, nbytes: int, position: int)
     kind = header[156:157]
     if kind == b"X":  # for some an extended header, for others a file
         raise _ambiguous("an extended header of Solaris", position)
-    if kind == b"S" and header[482]:  # more of its list may follow the header
-        raise _ambiguous("a sparse file with a long list", position)
     if nbytes and kind in _NO_FILES:
         raise _ambiguous("a link, device or folder with a size", position)
     is_folder = name.endswith("/") or (kind == b"\0" and _text(header[:100]).endswith("/"))
@@ -207,7 +208,7 @@ def _size_of_member(field: bytes, position: int) -> int:
 
 def _name(header: bytes) -> str:
     name = _text(header[:100])
-    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
+    prefix = _text(header[345:500])  # whatever the kind of the tar, as Python has it
     return f"{prefix}/{name}" if prefix else name
 
 
@@ -224,14 +225,16 @@ def _pax(records: bytes, offset: int) -> dict[str, str]:
     while position < len(records):
         length, _, _ = records[position : position + 20].partition(b" ")
         stop = position + int(length) if length.isdigit() else 0
-        if stop <= position + len(length) or records[stop - 1 : stop] != b"\n":
+        line = records[position + len(length) + 1 : stop - 1]
+        if stop <= position + len(length) or records[stop - 1 : stop] != b"\n" or b"=" not in line:
             at = offset + position
             raise MalformedFile(f"malformed tar header at byte {at:,}", kind="malformed-tar", offset=at)
-        line = records[position + len(length) + 1 : stop - 1]
         key, _, value = line.partition(b"=")
         if key.startswith(b"GNU.sparse"):
             found["sparse"] = "yes"
         if key in (b"path", b"size"):
+            if b"\0" in value:  # where the text ends for some
+                raise _ambiguous(f"{str(key, 'ascii')!r} in an extended header", offset + position)
             found[key.decode()] = _text(value)
         position = stop
     return found

@@ -63,9 +63,9 @@ def survey(
     ``glances`` leaves out the members of a program that torch alone reads, and what takes more requests far away.
     ``skims`` does not read an index again all of whose names make data: it may be large, and has no name for more.
     """
-    search = Search(limits, modules_beside(getattr(checkpoint.source, "path", None)))
+    search, known = Search(limits, modules_beside(getattr(checkpoint.source, "path", None))), _own_records(checkpoint)
     for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
-        if not (
+        if stream.record in known and not (
             skims and stream.is_index and all(is_listed(canonical(one.module, one.name)) for one in stream.globals)
         ):
             search.stream(stream, stream.record, pickles)
@@ -209,13 +209,13 @@ def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:
 
 def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -> Survey:
     """Look at the members of archives that only pack others, but for those that are ``checkpoints``."""
-    search = Search(limits)
+    search = Search(limits, modules_beside(getattr(checkpoints[0].source, "path", None)))
     opened = [one.member for one in checkpoints if one.member is not None]
     unopened = {name for one in checkpoints for name, _ in one.unopened}
     done: set[int] = set()
     for one in checkpoints:
         place = ""
-        own = _own_records(one)
+        own = _own_records(one).values()
         for archive in () if one.shards else one.archives:
             if any(name in archive for name in own):
                 break
@@ -238,11 +238,20 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
     return search.survey()
 
 
-def _own_records(checkpoint: Checkpoint) -> set[str]:
-    """Return the members of its archives that are its streams."""
+def _own_records(checkpoint: Checkpoint) -> dict[str, str]:
+    """
+    Return which of its streams are members of its archives, or begin with one, and the names of these.
+
+    A stream inside a member is left out: that is looked at as a whole, for it is a file that a loader reads by itself.
+    """
     files = {shard.name for shard in checkpoint.shards}
-    known = (stream.record.partition("::") for stream in checkpoint.streams)
-    return {rest.partition("::")[0] if name in files else name for name, _, rest in known}
+    found: dict[str, str] = {}
+    for stream in checkpoint.streams:
+        name, _, rest = stream.record.partition("::")
+        name, _, inner = (rest if name in files else stream.record).partition("::")
+        if not (inner and any(name in archive for archive in checkpoint.archives)):
+            found[stream.record] = name
+    return found
 
 
 def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> None:
@@ -251,7 +260,7 @@ def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> Non
 
     ``but`` are ends of the names of others that are not looked at.
     """
-    known = _own_records(checkpoint)
+    known = set(_own_records(checkpoint).values())
     for archive in checkpoint.archives:
         if any(name in archive for name in known):
             for name in _others(checkpoint, archive, known):

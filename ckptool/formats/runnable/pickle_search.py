@@ -415,10 +415,12 @@ class Search:
             self._only_sure(read_as_far(source, pickle.start), where, pickle.blocks[0].start)
 
     def beginning(self, source: Source, where: Place = _FILE) -> None:
-        """Look for a pickle at the begin of what is something else as well: a loader of pickles does not ask."""
-        head = source.read(0, min(4, source.nbytes))
-        if head and (head[0] == _PROTO or head[0] in _TEXT_OPCODES) and head != LOCAL_MAGIC:
-            self._only_sure(read_as_far(source), where)
+        """Look for pickles at the begin of what is something else as well: a loader of pickles does not ask."""
+        head, at = source.read(0, min(4, source.nbytes)), 0
+        while 0 <= at < source.nbytes and (head[0] == _PROTO or head[0] in _TEXT_OPCODES) and head != LOCAL_MAGIC:
+            found = read_as_far(source, at)
+            self._only_sure(found, where)
+            at = found.end if found.broken is None and self._affords(_COST_OF_PICKLE, where) else -1
 
     def _only_sure(self, pickle: Pickle, where: Place, first: int = 0) -> None:
         """
