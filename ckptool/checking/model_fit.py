@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ckptool.checking.advice import literal, migration, state_dict
 from ckptool.checking.finding import Advice, Finding, note
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import some
@@ -54,6 +54,9 @@ def examine(
         yield note("CK600", f"cannot be compared with {model}: {error.message}", *advice)
         return
     fit = _Fit(checkpoint, chosen.key, expected, {name: one.info.shape for name, one in tensors.items()}, model)
+    if fit.lacks and (layout := _in_another_layout(checkpoint, chosen, expected, model)):
+        yield layout
+        return
     yield from fit.findings()
     if places:
         from ckptool.torch_ops.models import kinds_apart, values_apart
@@ -68,6 +71,22 @@ def examine(
         if tied:
             pairs = some([f"{kept} and {name}" for kept, name in tied])
             yield note("CK607", f"{model} ties names for which the file has different values: {pairs}")
+
+
+def _in_another_layout(checkpoint: Checkpoint, chosen: StateDict, expected: Shapes, model: str) -> Finding | None:
+    """Return that one recipe, and no other, makes all that is expected, and the command; None if none does."""
+    from ckptool.recipes.like import ways_to  # most fit
+
+    ways = ways_to(checkpoint, prepare(checkpoint, chosen, NameChanges()), expected)
+    if len(ways) > 1 or not ways[0].fits or ways[0].recipe is None:
+        return None
+    way = ways[0]
+    fact = f"all {len(expected):,} names and shapes of {model} are there in another layout: {way.options}"
+    why, recipe = "Write it in that layout.", str(way.recipe)
+    advice = migration(
+        checkpoint, why, renames=way.changes, recipe=recipe, reverse=way.reverse, key=chosen.key, form="state_dict"
+    )
+    return note("CK602", fact, *advice)
 
 
 class _Fit:
@@ -86,6 +105,11 @@ class _Fit:
         self._has_spare = self._is_whole and wanted.isdisjoint(found[name] for name in matched.unexpected)
         self._taken = [*matched.pairs.values(), *(one.found_name for one in matched.reshaped)]
         """The names of the file that the model has a place for, of another shape too."""
+
+    @property
+    def lacks(self) -> bool:
+        """Whether names are missing, and others are left over."""
+        return bool(self._lacking and self._matched.unexpected)
 
     @property
     def pairs(self) -> Mapping[str, str]:

@@ -100,6 +100,12 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     help="File with one RE=REPL on each line; # begins a comment. Repeatable.",
 )
 @recipe_options
+@click.option(
+    "--like",
+    metavar="OTHER",
+    type=AnyPath(),
+    help="Find the renames and the recipe that give the weights OTHER's names and shapes.",
+)
 @takes("--include", "GLOB", "Take only names that match. Repeatable.", multiple=True)
 @takes("--exclude", "GLOB", "Leave out names that match. Repeatable.", multiple=True)
 @click.option(

@@ -130,6 +130,11 @@ class Changes(NamedTuple):
     """Go the way back of the recipe."""
     recipe_arguments: Mapping[str, int] = {}
     """Numbers that the recipe needs, and no ``config.json`` beside the source says."""
+    like: str | PathLike[str] | None = None
+    """
+    Another checkpoint: write the weights under its names, in its shapes. The renames and the recipe are found that make
+    them so, and noted; where there is none, or more than one, it is refused with what is left.
+    """
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
@@ -227,6 +232,12 @@ class ChangeOptions(TypedDict, total=False):
     config_from: str | None
     model: str | None
     model_arguments: Mapping[str, object]
+
+
+class MigrateOptions(ChangeOptions, total=False):
+    """With what ``save`` has another meaning for."""
+
+    like: str | PathLike[str] | None
 
 
 def changes_of(given: Changes | None, options: Mapping[str, Any], verb: str = "migrate") -> Changes:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare, refuse_archive
-from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound, about
+from ckptool.formats import open_checkpoint
+from ckptool.messages import some
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
@@ -51,6 +53,9 @@ def make_plan(
     refuse_archive(checkpoint)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
+    said: str | None = None
+    if changes.like is not None:
+        changes, said = _like(checkpoint, changes, changes.like)
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
@@ -62,7 +67,9 @@ def make_plan(
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
     root, layout = archive_root(target), kept or Kept()
-    plan = Plan(form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept))
+    plan = Plan(
+        form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept), like=said
+    )
     is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes) and merge is None
     if changes.optimizer_names and not is_whole_dcp:
         what = "optimizers get names of parameters where everything is written with form 'dcp'"
@@ -144,6 +151,31 @@ def _prepared(
     elif form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
     return weights, names, made, moves
+
+
+def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> tuple[Changes, str]:
+    """Return changes with the renames and the recipe that give weights the names of another checkpoint; say which."""
+    from ckptool.recipes.like import ways_to  # few ask for it
+
+    if changes.recipe is not None:
+        _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
+    chosen = choose(checkpoint, changes.key, changes.weights)
+    names = _read(checkpoint, _name_changes(changes, Trials(checkpoint.source.cancellation))[0], [chosen])
+    weights = prepare(checkpoint, chosen, names, drop=changes.drop)
+    with open_checkpoint(like) as other, about(other.path):
+        tensors = prepare(other, choose(other, None, "auto"), NameChanges()).tensors
+        wanted = {name: tensor.shape for name, tensor in tensors.items()}
+    way, *others = ways_to(checkpoint, weights, wanted)
+    if others or not way.fits:
+        ways = [one.options for one in (way, *others)]
+        fact = f"more than one way leads to the names of {other.path!r}: {some(ways)}"
+        if not way.fits:
+            fact = f"no known way leads to the names of {other.path!r}: with {way.options}, {way.left}"
+        hint = "Say which; 'ckptool recipe list' lists the layouts that are known."
+        raise MigrationRefused(fact, kind="not-alike", hint=hint)
+    rules = tuple(change.rule for change in way.changes)
+    found = changes._replace(rename=(*changes.rename, *rules), recipe=way.recipe, reverse=way.reverse, like=None)
+    return found, f"as {other.path!r} is: {way.options}"
 
 
 def _casting(changes: Changes, trials: Trials) -> Casting | None:

@@ -19,7 +19,7 @@ from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.migration import report, selection
-from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.changes import Changes, MigrateOptions, changes_of
 from ckptool.migration.in_place import as_clone, migrate_in_place
 from ckptool.migration.make_plan import Merge, make_plan
 from ckptool.migration.output.editing import open_for_editing
@@ -74,7 +74,7 @@ def migrate(
     progress: OnWritten | None = None,
     read_back: OnWritten | None = None,
     limits: Limits = DEFAULT_LIMITS,
-    **options: Unpack[ChangeOptions],
+    **options: Unpack[MigrateOptions],
 ) -> MigrationReport:
     """
     Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
