@@ -47,9 +47,11 @@ class Way(NamedTuple):
 
     @property
     def options(self) -> str:
-        """What to write on the command line of ``ckptool migrate``."""
-        words = [*map(str, self.changes), *([f"--recipe {self.recipe}"] if self.recipe else [])]
-        return " ".join([*words, *(["--reverse"] if self.reverse else [])]) or "no change"
+        """The options of ``migrate`` that go it."""
+        given = [(change.option, f"'{change.argument}'" if change.argument else "True") for change in self.changes]
+        given += [("recipe", f"'{self.recipe}'")] if self.recipe else []
+        given += [("reverse", "True")] if self.reverse else []
+        return ", ".join(f"`{option}={value}`" for option, value in given) or "no change"
 
     @property
     def left(self) -> str:
