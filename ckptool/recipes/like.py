@@ -48,7 +48,8 @@ class Way(NamedTuple):
     @property
     def options(self) -> str:
         """The options of ``migrate`` that go it."""
-        given = [(change.option, f"'{change.argument}'" if change.argument else "True") for change in self.changes]
+        given: list[tuple[str, str]] = []
+        given += [(change.option, f"'{change.argument}'" if change.argument else "True") for change in self.changes]
         given += [("recipe", f"'{self.recipe}'")] if self.recipe else []
         given += [("reverse", "True")] if self.reverse else []
         return ", ".join(f"`{option}={value}`" for option, value in given) or "no change"
