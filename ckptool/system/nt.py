@@ -376,7 +376,7 @@ def take_after(fd: int, path: str, status: os.stat_result) -> None:
     pass
 
 
-def clone(fd: int, source: int) -> None:  # noqa: ARG001
+def clone(fd: int, source: int, path: str | None) -> None:  # noqa: ARG001
     raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
 

@@ -35,6 +35,8 @@ _MADV_POPULATE_WRITE = 23
 _FLAGS = 16
 """Where f_flags is in the struct statfs of macOS, in words of four bytes; see statfs(2)."""
 _MNT_LOCAL = 0x1000
+_IN_NO_FOLDER = -2
+"""AT_FDCWD of macOS."""
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Before, a mapping kept a descriptor of its file for itself."""
 
@@ -353,25 +355,54 @@ def take_after(fd: int, path: str, status: os.stat_result) -> None:
         os.fchmod(fd, stat.S_IMODE(status.st_mode))
 
 
-def clone(fd: int, source: int) -> None:
-    """Give an open file the content of another, where ``clones_to`` says that files share it."""
-    import fcntl  # who only reads needs none of it
+def clone(fd: int, source: int, path: str | None) -> None:
+    """
+    Give a new file the content of another, where ``clones_to`` says that files share it; it loses its locks.
 
-    fcntl.ioctl(fd, _FICLONE, source)
+    ``path`` is the name that it has; None if it is one without a name.
+    """
+    if sys.platform == "darwin":  # which clones to a name that is free alone
+        assert path is not None
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.unlink(path)
+        _clone_as(path, source)
+        os.chmod(path, 0o600)
+        new = os.open(path, _NEW | os.O_NOFOLLOW)
+        os.fchmod(new, mode)
+        os.dup2(new, fd, inheritable=False)
+        os.close(new)
+    else:
+        import fcntl  # who only reads needs none of it
+
+        fcntl.ioctl(fd, _FICLONE, source)
+
+
+def _clone_as(path: str, source: int) -> None:
+    """Make of an open file one of another name on macOS; see clonefile(2)."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).fclonefileat(source, _IN_NO_FOLDER, os.fsencode(path), 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
 
 def clones_to(source: int, folder: str) -> bool:
     """Say whether an open file of some size can be cloned to a new one in a folder."""
-    import fcntl
-
     with suppress(OSError):  # there may be no folder, or a file system without files of this kind
-        fd = open_nameless(folder, 0o600)
-        if fd is not None:
-            try:
-                fcntl.ioctl(fd, _FICLONERANGE, pack("=q3Q", source, 0, _PROBE_NBYTES, 0))
-            finally:
-                os.close(fd)
+        if sys.platform == "darwin":
+            path = os.path.join(folder, f".ckptool-{os.getpid()}-{os.urandom(8).hex()}")
+            _clone_as(path, source)
+            os.unlink(path)
             return True
+        else:  # noqa: RET505 - it is never reached on macOS
+            import fcntl
+
+            fd = open_nameless(folder, 0o600)
+            if fd is not None:
+                try:
+                    fcntl.ioctl(fd, _FICLONERANGE, pack("=q3Q", source, 0, _PROBE_NBYTES, 0))
+                finally:
+                    os.close(fd)
+                return True
     return False
 
 

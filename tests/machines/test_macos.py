@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptool import open_checkpoint, system
 from tests import build
 from tests.machines.wine import ROOT
 from tests.missing import only_linux
@@ -92,3 +94,56 @@ ctypes.CDLL = lambda _: System()
 print(system.is_network(0))
 """
     assert run(program, str(flags)) == f"{expected}\n"
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_what_has_no_such_call_is_synced_as_elsewhere(
+    has_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    asked: list[object] = []
+
+    def full(_fd: int, what: int) -> None:
+        if not has_it:
+            raise OSError(errno.ENOTSUP, "a network")
+        asked.append(what)
+
+    with (tmp_path / "file").open("wb") as stream, monkeypatch.context() as macos:
+        macos.setattr(sys, "platform", "darwin")
+        macos.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+        macos.setattr(fcntl, "fcntl", full)
+        macos.setattr(os, "fsync", lambda _fd: asked.append("fsync"))
+        system.sync(stream.fileno())
+
+    assert asked == [51 if has_it else "fsync"]
+
+
+@pytest.mark.parametrize(("clones", "how"), [(True, "clone"), (False, "copy")])
+def test_a_disk_that_clones_is_asked_to_and_any_other_gets_a_copy(clones: bool, how: str, tmp_path: Path) -> None:
+    program = """
+import ctypes, os, sys, ckptool
+def fclonefileat(source, folder, path, flags):
+    if sys.argv[4] != "True" or os.path.lexists(path):
+        ctypes.set_errno(45)  # ENOTSUP
+        return -1
+    with open(path, "xb") as stream:
+        stream.write(os.pread(source, 1 << 30, 0))
+    os.chmod(path, 0o444)  # as the source
+    return 0
+ctypes.CDLL = lambda *_, **__: type("System", (), {"fclonefileat": staticmethod(fclonefileat)})
+os.umask(0o022)
+done = ckptool.migrate(sys.argv[1], sys.argv[2], to="cpu")
+assert ckptool.migrate(sys.argv[1], sys.argv[2], to="cpu", force=True).how == done.how
+assert ckptool.migrate(sys.argv[1], sys.argv[3], to="cpu", reflink=False).how == "copy"
+assert oct(os.stat(sys.argv[2]).st_mode) == oct(os.stat(sys.argv[3]).st_mode) == "0o100444"
+print(done.how, done.verified, sorted(os.listdir(os.path.dirname(sys.argv[2]))))
+"""
+    source, target, copy = (tmp_path / name for name in ("a.pth", "b.pth", "c.pth"))
+    numel = 1 << 18
+    tensor = build.tensor(build.storage(numel=numel, location="cuda:0"), (numel,))
+    source.write_bytes(build.torch_zip({"w": tensor}, {"0": build.floats(numel)}))
+    source.chmod(0o444)
+    assert run(program, source, target, copy, str(clones)) == f"{how} True ['a.pth', 'b.pth', 'c.pth']\n"
+    with open_checkpoint(target) as one, open_checkpoint(copy) as other:
+        assert one["w"].read() == other["w"].read() == build.floats(numel)

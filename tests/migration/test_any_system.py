@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -226,33 +225,22 @@ def test_an_edit_in_place_is_done_or_refused_before_anything_is_written(source: 
     assert names_in(tmp_path) == {"source.pth"}
 
 
+def test_without_a_journal_there_is_nothing_to_undo_whatever_the_system(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for can_edit in (system.CAN_EDIT, False):
+        monkeypatch.setattr(system, "CAN_EDIT", can_edit)
+        said = run("recover", source, code=2).stderr
+        assert said == f"Error: {source}: it has no journal: no edit in place of it was cut off\n"
+        assert "no such file" in run("recover", tmp_path / "absent.pth", code=2).stderr
+
+    (tmp_path / ".source.pth.ckptool-undo").touch()  # as one that was begun elsewhere
+    assert "Recover it on Linux or macOS, where it was edited." in run("recover", source, code=1).stderr
+
+
 @pytest.mark.skipif(sys.platform != "win32", reason="names are free")
 def test_a_name_that_windows_does_not_have_is_an_error(source: Path, tmp_path: Path) -> None:
     said = run("migrate", source, tmp_path / "a?.pth", "--to", "cpu", code=2).stderr
 
     assert said.endswith("a?.pth: cannot be written: Windows has no such names\n")
     assert names_in(tmp_path) == {"source.pth"}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="it has one way")
-@pytest.mark.parametrize("has_it", [True, False])
-def test_macos_is_asked_for_what_its_disks_keep_back(
-    has_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import fcntl
-
-    asked: list[object] = []
-
-    def full(_fd: int, what: int) -> None:
-        if not has_it:
-            raise OSError(errno.ENOTSUP, "a network")
-        asked.append(what)
-
-    with (tmp_path / "file").open("wb") as stream, monkeypatch.context() as macos:
-        macos.setattr(sys, "platform", "darwin")
-        macos.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-        macos.setattr(fcntl, "fcntl", full)
-        macos.setattr(os, "fsync", lambda _fd: asked.append("fsync"))
-        system.sync(stream.fileno())
-
-    assert asked == [51 if has_it else "fsync"]

@@ -168,7 +168,8 @@ class Output(Closing):
         Take the content of a file that is open, on a file system where ``clones_to`` says that files share it.
         """
         try:
-            system.clone(self._fd, fd)
+            system.clone(self._fd, fd, self._temporary)
+            system.lock(self._fd)  # macOS makes another file of it
         except OSError as error:
             raise self._failed(error) from error
 

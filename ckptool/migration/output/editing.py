@@ -143,13 +143,16 @@ def _undo(path: str, fd: int) -> int:
     if found.state == "none":
         if remove_incomplete(path):
             return 0
-        what = "it has no journal: no edit in place of it was cut off"
-        raise FileUnavailable(what, kind="no-journal", path=path)
+        raise _no_journal(path)
     if found.journal is None or found.state == "stale":
         raise _refused_journal(path, found)
     written = _roll_back(fd, found.journal) if found.state == "torn" else 0
     remove_journal(path)
     return written
+
+
+def _no_journal(path: str) -> FileUnavailable:
+    return FileUnavailable("it has no journal: no edit in place of it was cut off", kind="no-journal", path=path)
 
 
 def _refused_journal(path: str, found: Found) -> CkptoolError:
@@ -176,10 +179,12 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
         MigrationRefused, UnfinishedEdit: Something has the name of its journal; not where ``recovering``.
         OutputFailed: The system does not open it.
     """
+    _refuse_kind(path)
     if not system.CAN_EDIT:
+        if recovering and not os.path.lexists(journal_path(path)):
+            raise _no_journal(path)
         hint = "Recover it on Linux or macOS, where it was edited." if recovering else _COPY
         raise MigrationRefused("files are not edited in place on Windows", kind="not-in-place", path=path, hint=hint)
-    _refuse_kind(path)
     try:
         fd = system.open_writing(path)
     except OSError as error:
