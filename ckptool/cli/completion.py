@@ -8,11 +8,11 @@ import click
 
 from ckptool.cli.verbs import Command
 
-_SHELLS = ("bash", "zsh", "fish")
+_SHELLS = ("bash", "zsh", "fish", "powershell")
 
 
 @click.command(cls=Command)
-@click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish]")
+@click.argument("shell", required=False, type=click.Choice(_SHELLS), metavar="[bash|zsh|fish|powershell]")
 def completion(shell: str | None) -> None:
     """
     Print the code with which a shell completes verbs, options and files.
@@ -27,5 +27,6 @@ def completion(shell: str | None) -> None:
     name = shell or os.path.basename(os.environ.get("SHELL", "")).removesuffix(".exe")
     found = get_completion_class(name) if name in _SHELLS else None
     if found is None:
-        raise click.UsageError(f"name a shell: {', '.join(_SHELLS)}")
+        needs = "for PowerShell, click 8.5 or newer is needed: pip install -U click"
+        raise click.UsageError(needs if name in _SHELLS else f"name a shell: {', '.join(_SHELLS)}")
     click.echo(found(cli, {}, "ckptool", "_CKPTOOL_COMPLETE").source())

@@ -152,6 +152,7 @@ EXAMPLES: Final = {
         'eval "$(ckptool completion bash)"            in ~/.bashrc',
         'eval "$(ckptool completion zsh)"             in ~/.zshrc, after compinit',
         "ckptool completion fish | source             in ~/.config/fish/config.fish",
+        "ckptool completion powershell | Out-String | Invoke-Expression    in $PROFILE",
     ),
 }
 # fmt: on

@@ -232,13 +232,14 @@ def test_standard_input_is_answered_alike() -> None:
     assert "standard input" in run("-").output
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
 def test_one_command_prints_the_completion_of_each_shell(shell: str) -> None:
     by_name = run("completion", shell).output
     by_use = invoke(["completion"], env={"SHELL": f"/usr/bin/{shell}"}).output
 
     assert by_name == by_use
-    assert f"_CKPTOOL_COMPLETE={shell}_complete" in by_name
+    assert "_CKPTOOL_COMPLETE" in by_name
+    assert f"{shell}_complete" in by_name
     assert invoke(["completion"], env={"SHELL": "/bin/tcsh"}).exit_code == 2
 
 
@@ -291,6 +292,14 @@ def test_bash_completes_words_options_choices_and_files(words: list[str], expect
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment, check=False)
 
     assert done.stdout.split() == [expected], done.stderr
+
+
+def test_powershell_is_answered_three_lines_for_each_word() -> None:
+    asked = {"COMP_WORDS": "ckptool insp", "COMP_CWORD": "1", "_CKPTOOL_COMPLETE": "powershell_complete"}
+    program = [sys.executable, "-m", "ckptool"]
+    done = subprocess.run(program, capture_output=True, text=True, env=os.environ | asked, check=False)
+
+    assert done.stdout.splitlines()[:2] == ["plain", "inspect"]
 
 
 def test_the_help_lists_what_each_verb_says_of_itself_and_imports_none() -> None:

@@ -72,6 +72,17 @@ def test_another_process_can_save_over_a_file_that_is_open_which_is_a_change(pat
             checkpoint.check_unchanged()
 
 
+def test_a_long_path_is_read_where_the_system_takes_it(path: Path) -> None:
+    folder = Path("\\\\?\\" + str(path.parent), *["d" * 60] * 5)
+    folder.mkdir(parents=True)
+    path.rename(folder / "model.pth")
+    plain = str(folder / "model.pth").removeprefix("\\\\?\\")
+    assert len(plain) > 300
+    for one in (str(folder / "model.pth"), plain):  # which Windows takes if it is set up so, and Wine always
+        with open_checkpoint(one) as checkpoint:
+            assert checkpoint.tensors["w"].read() == build.floats(4096)
+
+
 @pytest.mark.parametrize("tag", [SYMLINK, JUNCTION])
 @pytest.mark.parametrize("name", ["a.bin", "below/b.bin", "below"])
 def test_a_link_of_any_kind_is_refused(
