@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -248,6 +249,30 @@ def test_lora_of_kohya(recipe: str, model: str, encoders: list[str], pipeline: s
         written = names.convert_state_dict_to_kohya({name: value for name, value in peft.items() if "unet" in name})
         written = {name: value for name, value in written.items() if not name.endswith(".alpha")}
         assert_same(written, {name: value for name, value in kohya.items() if "unet" in name})
+
+
+@exhaustive
+def test_alpha_that_is_the_rank_is_none(tmp_path: Path) -> None:
+    """What a recipe makes without alpha gives the same images as kohya's file, if each alpha is the rank."""
+    loader = pytest.importorskip("diffusers.loaders").StableDiffusionLoraLoaderMixin
+    net = unet("Stable Diffusion 1")[1].eval()
+    torch.manual_seed(0)
+    peft = {name: torch.randn(value.shape) * 0.3 for name, value in lora("Stable Diffusion 1", []).items()}
+    kohya = moved(peft, "kohya-lora", tmp_path, reverse=True)
+    downs = [name for name in kohya if name.endswith("lora_down.weight")]
+
+    def image(weights: Weights, alphas: Any = None) -> torch.Tensor:
+        adapted = copy.deepcopy(net)
+        loader.load_lora_into_unet(weights, alphas, adapted)
+        with torch.no_grad():
+            given: torch.Tensor = adapted(torch.ones(1, 4, 8, 8), 1, torch.ones(1, 3, 12)).sample
+        return given
+
+    wanted = image(peft)
+    for alpha in (None, 2.0, 1.0):
+        alphas = {name.replace("lora_down.weight", "alpha"): torch.tensor(alpha) for name in downs if alpha is not None}
+        weights, found = loader.lora_state_dict({**kohya, **alphas}, unet_config=net.config)
+        assert torch.equal(image(weights, found), wanted) == (alpha != 1)
 
 
 @exhaustive

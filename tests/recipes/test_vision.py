@@ -111,6 +111,23 @@ def test_dinov2(kind: str, model: str, more: dict[str, int], gated: bool, tmp_pa
     assert_same(moved(metas, "dinov2", tmp_path), weights)
 
 
+def test_convnext_of_timm(tmp_path: Path) -> None:
+    timm, transformers = pytest.importorskip("timm"), pytest.importorskip("transformers")
+    depths, widths = [1, 2, 1, 1], [8, 16, 24, 32]
+    settings = transformers.ConvNextConfig(depths=depths, hidden_sizes=widths, num_labels=5, layer_norm_eps=1e-6)
+    here = transformers.ConvNextForImageClassification(settings)
+    there = timm.models.ConvNeXt(depths=depths, dims=widths, num_classes=5)
+    both_ways("timm-convnext", here, there, 64, tmp_path)
+
+
+def test_swin_of_timm(tmp_path: Path) -> None:
+    timm, transformers = pytest.importorskip("timm"), pytest.importorskip("transformers")
+    shape = {"patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": [2, 2, 2], "num_heads": [2, 4, 4]}
+    settings = transformers.SwinConfig(image_size=64, num_labels=5, layer_norm_eps=1e-5, **shape)
+    there = timm.models.SwinTransformer(img_size=64, num_classes=5, **shape)
+    both_ways("timm-swin", transformers.SwinForImageClassification(settings), there, 64, tmp_path)
+
+
 def test_vit_of_torchvision(tmp_path: Path) -> None:
     torchvision, transformers = pytest.importorskip("torchvision"), pytest.importorskip("transformers")
     settings = transformers.ViTConfig(**PATCHES, intermediate_size=64, image_size=32, patch_size=8, num_labels=5)
