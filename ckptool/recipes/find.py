@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -15,11 +16,13 @@ from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.messages import some
 from ckptool.names.missing import by_likeness
 from ckptool.recipes.apply import Applied, apply_recipe
+from ckptool.recipes.of_transformers import rules_of_transformers
 from ckptool.recipes.recipe import Recipe, recipe_of
 from ckptool.sources.toml_file import read_toml
 
 _NAMED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "named")
 _SUFFIX: Final = ".toml"
+_TRANSFORMERS: Final = "transformers:"
 _SETTINGS: Final = ("config.json", "params.json")
 _INSIDE: Final = ("text_config", "llm_config")
 """Where settings of models for pictures and text have those of the language model."""
@@ -31,7 +34,8 @@ _HINT: Final = "docs/layouts.md says what a recipe may have."
 class AskedRecipe:
     """A recipe that a caller asked for."""
 
-    recipe: Recipe
+    recipe: Recipe | Callable[[Checkpoint, Weights], Recipe]
+    """It, or what makes it for the weights of a checkpoint."""
     numbers: Mapping[str, int]
     """Those that the caller says."""
 
@@ -42,13 +46,14 @@ class AskedRecipe:
         Raises:
             MigrationRefused: What ``apply_recipe`` refuses; or a quantised weight would be more than renamed.
         """
+        recipe = self.recipe if isinstance(self.recipe, Recipe) else self.recipe(checkpoint, weights)
         given = {**settings_of(checkpoint), **self.numbers}
-        unknown = [name for name in self.numbers if name not in {*self.recipe.numbers, *self.recipe.lets}]
+        unknown = [name for name in self.numbers if name not in {*recipe.numbers, *recipe.lets}]
         if unknown:
-            near = some(self.recipe.numbers or ["none"])
-            fact = f"recipe {self.recipe.name!r} has no number {unknown[0]!r}"
+            near = some(recipe.numbers or ["none"])
+            fact = f"recipe {recipe.name!r} has no number {unknown[0]!r}"
             raise MigrationRefused(fact, kind="recipe-number", hint=f"Its numbers are {near}.")
-        found = apply_recipe(self.recipe, weights, given, checkpoint.source.cancellation)
+        found = apply_recipe(recipe, weights, given, checkpoint.source.cancellation)
         moved = {one for parts in found.weights.made_of.values() for one in parts}
         quantised = quantization_of(checkpoint) if moved else None
         head = weights.state_dict.head
@@ -80,6 +85,9 @@ def read_recipe(given: str | os.PathLike[str]) -> Recipe:
     if is_path:
         return _from_file(os.path.splitext(os.path.basename(text))[0], text)
     names = named_recipes()
+    if text.startswith(_TRANSFORMERS):
+        hint = "What it does is in the report of a migration with it, also of one that is only planned."
+        raise MigrationRefused(f"{text!r} is made for each checkpoint", kind="no-such-recipe", hint=hint)
     if text not in names:
         near = f"The nearest are {some(by_likeness(text, names))}. " if names else ""
         hint = f"{near}A recipe of your own is a path that ends in '.toml'."
@@ -112,8 +120,23 @@ def asked(
         return None
     if wrong := next((name for name, value in numbers.items() if type(value) is not int), None):
         raise ValueError(f"recipe_arguments are integers: {wrong}={numbers[wrong]!r}")
+    if isinstance(given, str) and given.startswith(_TRANSFORMERS):
+        return AskedRecipe(partial(_of_transformers, given, reverse), dict(numbers))
     recipe = read_recipe(given)
     return AskedRecipe(recipe.reversed if reverse else recipe, dict(numbers))
+
+
+def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Recipe:
+    """Return the recipe that transformers has for a model type, for these weights."""
+    config = object_beside(checkpoint.path, checkpoint.source, _SETTINGS[0])
+    if not config:
+        fact = f"{name!r} needs config.json beside the file, and there is none"
+        raise MigrationRefused(fact, kind="recipe-number", hint="Put the config.json of the model beside the file.")
+    shapes = {one: tensor.shape for one, tensor in weights.tensors.items()}
+    rules = rules_of_transformers(name.removeprefix(_TRANSFORMERS), shapes, config, reverse=reverse)
+    if not rules:
+        raise MigrationRefused(f"{name!r} leaves all names and tensors as they are", kind="recipe-unmatched")
+    return recipe_of(name, {"rest": "keep", "rule": rules}, name, read_recipe)
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, int]:
