@@ -163,14 +163,24 @@ def tokenizer(folder: Path) -> Any:
 
 @exhaustive
 @pytest.mark.parametrize(
-    ("recipe", "model"), [("sd1", "Stable Diffusion 1"), ("sd2", "Stable Diffusion 2"), ("sdxl", "SDXL")]
+    ("recipe", "model"),
+    [
+        ("sd1", "Stable Diffusion 1"),
+        ("sd2", "Stable Diffusion 2"),
+        ("sdxl", "SDXL"),
+        ("sdxl-refiner", "SDXL's refiner"),
+    ],
 )
 def test_pipelines(recipe: str, model: str, tmp_path: Path) -> None:
     """A folder of a pipeline becomes one original checkpoint, from which diffusers makes the same pipeline."""
     diffusers = pytest.importorskip("diffusers")
     nets = {"unet": unet(model)[1], "vae": vae(), "text_encoder": text_model("CLIPTextModel", 23)}
     others = {"tokenizer": tokenizer(tmp_path), "scheduler": diffusers.DDIMScheduler()}
-    if recipe == "sdxl":
+    if recipe == "sdxl-refiner":
+        kind = diffusers.StableDiffusionXLImg2ImgPipeline
+        nets |= {"text_encoder": None, "text_encoder_2": text_model("CLIPTextModelWithProjection", 3, width=32)}
+        others |= {"tokenizer": None, "tokenizer_2": others["tokenizer"], "requires_aesthetics_score": True}
+    elif recipe == "sdxl":
         kind = diffusers.StableDiffusionXLPipeline
         nets["text_encoder_2"] = text_model("CLIPTextModelWithProjection", 3, width=32)
         others["tokenizer_2"] = others["tokenizer"]
@@ -179,6 +189,7 @@ def test_pipelines(recipe: str, model: str, tmp_path: Path) -> None:
         others |= {"safety_checker": None, "feature_extractor": None}
     kind(**nets, **others).save_pretrained(tmp_path / "pipeline")
 
+    nets = {name: net for name, net in nets.items() if net is not None}
     original = tmp_path / "original.safetensors"
     channels = {"channels": 32}
     ckptool.migrate(
