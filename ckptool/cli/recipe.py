@@ -13,7 +13,7 @@ from ckptool.cli.text import error_text, say, say_sections
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import Failure
 from ckptool.recipes.find import named_recipes, read_recipe
-from ckptool.recipes.recipe import Recipe
+from ckptool.recipes.recipe import Recipe, Rule
 from ckptool.sections import Section, Table
 
 SCHEMA: Final = "ckptool.recipe/1"
@@ -65,7 +65,7 @@ def _listed(found: list[Recipe]) -> Iterator[Section]:
 
 
 def _checked(one: Recipe) -> str:
-    has_way_back = all(rule.targets for rule in one.rules)
+    has_way_back = all(rule.targets or rule.only == "forward" for rule in one.rules)
     needs = f", needs {', '.join(one.numbers)}" if one.numbers else ""
     return f"{one.name}: fine, {len(one.rules):,} rules{needs}{'' if has_way_back else ', and no way back'}"
 
@@ -76,15 +76,19 @@ def _shown(one: Recipe) -> Iterator[Section]:
         yield f"source: {one.source}"
     if one.numbers:
         yield f"numbers: {', '.join(one.numbers)}"
-    rows = [(" + ".join(map(str, rule.sources)), rule.does, " + ".join(map(str, rule.targets))) for rule in one.rules]
+    rows = [(" + ".join(map(str, rule.sources)), _does(rule), " + ".join(map(str, rule.targets))) for rule in one.rules]
     yield Table(("from", "what", "to"), rows, [False] * 3)
+
+
+def _does(rule: Rule) -> str:
+    return f"{rule.does}, only {rule.only}" if rule.only else rule.does
 
 
 def _as_dict(one: Recipe, *, with_rules: bool) -> dict[str, Any]:
     head: dict[str, Any] = {"name": one.name, "about": one.about, "source": one.source}
     head |= {"from": one.sides[0], "to": one.sides[1], "numbers": one.numbers, "keeps_rest": one.keeps_rest}
     rules = [
-        {"from": [str(name) for name in rule.sources], "does": rule.does, "to": [str(name) for name in rule.targets]}
+        {"from": [str(name) for name in rule.sources], "does": _does(rule), "to": [str(name) for name in rule.targets]}
         for rule in one.rules
     ]
     return {**head, "rules": rules} if with_rules else head

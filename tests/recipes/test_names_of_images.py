@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import ckptool
 from tests.each import each
+from tests.program import invoke
 from tests.recipes.by_libraries import assert_same, moved
 
 NAMES = ConfigParser()
@@ -64,3 +65,16 @@ def test_an_adapter_of_peft_becomes_one_of_kohya(tmp_path: Path) -> None:
     name = "lora_unet_" + layer.replace(".", "_")
     assert torch.equal(kohya[f"{name}.lora_down.weight"], saved[f"base_model.model.{layer}.lora_A.weight"])
     assert torch.equal(kohya[f"{name}.lora_up.weight"], saved[f"base_model.model.{layer}.lora_B.weight"])
+
+
+def test_rules_of_one_way_are_shown_as_such() -> None:
+    shown = invoke(["recipe", "show", "sd-vae"]).stdout.splitlines()
+    assert {"only back" in line for line in shown if "attentions.0.query" in line} == {True}
+    assert {"only" in line for line in shown if "attentions.0.to_q" in line} == {False}
+
+
+@each(("only", "says"), [("forward", "fine, 1 rules"), ("", "fine, 1 rules, and no way back")])
+def test_what_is_dropped_one_way_has_a_way_back(only: str, says: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(f'[[rule]]\nfrom = "freqs"\nop = "drop"\nonly = "{only}"\n')
+    assert invoke(["recipe", "check", str(recipe)]).stdout == f"own: {says}\n"
