@@ -61,7 +61,8 @@ def said_by_the_reader(checkpoint: Checkpoint) -> Iterator[Finding]:
         what = f"{counted(len(checkpoint.absent), 'name')} of the model without a value in any file"
         yield note("CK152", f"{what}: {some(checkpoint.absent)}", "They are not among the weights.")
     if checkpoint.unmerged is not None:
-        yield note("CK155", checkpoint.unmerged, "Load it where it was written, and save it whole.")
+        remedy = checkpoint.unmerged_remedy or "Load it where it was written, and save it whole."
+        yield note("CK155", checkpoint.unmerged, remedy)
     for what in checkpoint.notes:
         yield note("CK101", what, severity="info")
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):

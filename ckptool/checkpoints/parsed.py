@@ -242,6 +242,8 @@ class Parsed:
     """Names that the weights should have, and that have no values in any of its files."""
     unmerged: str | None = None
     """Why the state dicts, which are parts of one model, cannot be put together; None where that is not so."""
+    unmerged_remedy: str = ""
+    """What to do about that, where it is not to save the model whole."""
     beside: tuple[Beside, ...] = ()
     """What lies in the same folder and is no part of it, where a folder was opened."""
     part_of: PartOf | None = None

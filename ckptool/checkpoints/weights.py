@@ -272,7 +272,8 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
         return not_averaged_in(best) if which == "raw" else best
     if meant and checkpoint.unmerged is not None:
         error = with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
-        error.hint = f"{SAVE_WHOLE} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"
+        whole = checkpoint.unmerged_remedy or SAVE_WHOLE
+        error.hint = f"{whole} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"
         raise error
     if meant:
         fact = f"several state dicts could be the {_KINDS[which]}"
@@ -360,7 +361,7 @@ def refuse_archive(checkpoint: Checkpoint) -> None:
     if checkpoint.form != "archive":
         return
     if checkpoint.unmerged is not None:
-        raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=SAVE_WHOLE)
+        raise AmbiguousWeights(checkpoint.unmerged, kind="unmerged", hint=checkpoint.unmerged_remedy or SAVE_WHOLE)
     members = [one for one in checkpoint.members if one.form != "training"] or list(checkpoint.members)
     what = f"{'a folder' if checkpoint.is_folder else 'an archive'} of {len(checkpoint.members):,} checkpoints"
     error = AmbiguousWeights(what, kind="archive")

@@ -106,6 +106,8 @@ class _DType(click.Choice):  # type: ignore[type-arg]
     type=AnyPath(),
     help="Find the renames and the recipe that give the weights OTHER's names and shapes.",
 )
+@takes("--join", "RULE", "Join slices of ranks: GLOB=DIM, GLOB=same, or meta-llama, vllm… Repeatable.", multiple=True)
+@click.option("--cut", type=int, metavar="N", help="Write the slices of N ranks, by the rules of --join.")
 @takes("--include", "GLOB", "Take only names that match. Repeatable.", multiple=True)
 @takes("--exclude", "GLOB", "Leave out names that match. Repeatable.", multiple=True)
 @click.option(

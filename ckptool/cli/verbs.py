@@ -87,7 +87,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "optimizer_names",
         "What to take": "key weights include exclude drop drop_unsupported keep_calls",
         "Names": "strip_module strip_wrappers strip_prefix add_prefix rename rename_file",
-        "Another layout": "recipe reverse recipe_arguments like",
+        "Another layout": "recipe reverse recipe_arguments like join cut",
         "Devices and types": "to dtype keep_dtype saturate dequantize break_quantized",
         "What is refused otherwise": "allow_empty allow_missing allow_unmatched force",
         "How it is written": "in_place compact deep no_reflink no_verify dry_run",

@@ -52,7 +52,7 @@ def not_there(tags: DeviceTags | None, there: Collection[str]) -> tuple[str, ...
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
 OptimizerNames: TypeAlias = Literal["nested", "flat", "torchtitan"]
 NameRule: TypeAlias = str | tuple[str, str] | renaming.Rule
-_LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix", "drop_metadata")
+_LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix", "drop_metadata", "join")
 
 
 class Changes(NamedTuple):
@@ -129,12 +129,19 @@ class Changes(NamedTuple):
     reverse: bool = False
     """Go the way back of the recipe."""
     recipe_arguments: Mapping[str, int] = {}
-    """Numbers that the recipe needs, and no ``config.json`` beside the source says."""
+    """Numbers that the recipe, or rules of slices, need, and no ``config.json`` beside the source says."""
     like: str | PathLike[str] | None = None
     """
     Another checkpoint: write the weights under its names, in its shapes. The renames and the recipe are found that make
     them so, and noted; where there is none, or more than one, it is refused with what is left.
     """
+    join: Sequence[str] = ()
+    """
+    Rules for the slices of ranks: ``GLOB=DIM``, ``GLOB=same``, or the name of a set of rules, as ``meta-llama``. The
+    source is a folder with the files of all ranks, or one of these files; all other changes are of the whole weights.
+    """
+    cut: int | None = None
+    """Write a folder with the slices that so many ranks have, a file for each, by the rules in ``join``."""
     expand_tied: bool = False
     """Write tied tensors under each name (safetensors)."""
     drop_unsupported: bool = False
@@ -187,7 +194,12 @@ class Changes(NamedTuple):
     @property
     def makes_folder(self) -> bool:
         """Whether the target is a folder, and no file."""
-        return self.form == "dcp" or self.max_shard_size is not None
+        return self.form == "dcp" or self.max_shard_size is not None or self.cut is not None
+
+    @property
+    def joins(self) -> bool:
+        """Whether the source is the slices of several ranks."""
+        return bool(self.join) and self.cut is None
 
 
 def _rule(item: NameRule) -> renaming.Rule:
@@ -221,6 +233,8 @@ class ChangeOptions(TypedDict, total=False):
     recipe: str | PathLike[str] | None
     reverse: bool
     recipe_arguments: Mapping[str, int]
+    join: Sequence[str]
+    cut: int | None
     expand_tied: bool
     drop_unsupported: bool
     allow_empty: bool

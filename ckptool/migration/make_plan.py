@@ -29,6 +29,7 @@ from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import AskedRecipe, asked
+from ckptool.recipes.slices import SliceRules
 from ckptool.tensors.made import MadeWeight
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def make_plan(
         MigrationRefused: It would lose or confuse something.
     """
     refuse_archive(checkpoint)
+    _refuse_slicing(changes)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
     said: str | None = None
@@ -88,9 +90,14 @@ def make_plan(
 
             return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
-    recipe = asked(changes.recipe, changes.recipe_arguments, reverse=changes.reverse)
+    numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
+    recipe = asked(changes.recipe, numbers, reverse=changes.reverse)
     weights, names, made, moves = _prepared(checkpoint, form, changes, names, casting, merge, recipe)
     plan = replace(plan, names=names, weights=weights, made=made, moves=moves)
+    if changes.cut is not None:
+        from ckptool.migration.slices_plan import plan_slices  # few are cut
+
+        return plan_slices(plan, checkpoint, weights, changes)
     if form == "safetensors":
         from ckptool.migration import safetensors_plan
 
@@ -210,7 +217,8 @@ def _has_state_dict(checkpoint: Checkpoint) -> bool:
 
 def _picks(changes: Changes) -> bool:
     """Say whether certain weights were asked for."""
-    return changes.key is not None or changes.weights != "auto" or changes.dequantize or changes.recipe is not None
+    picks = changes.key is not None or changes.weights != "auto" or changes.dequantize
+    return picks or changes.recipe is not None or bool(changes.join)
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:
@@ -240,6 +248,8 @@ def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozen
 def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, picks: bool) -> TargetForm:
     """Return the form to write where none is named: by the target's suffix, else by the other changes."""
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
+    if changes.cut is not None:
+        return SliceRules(changes.join).form
     if changes.max_shard_size is not None:
         return "safetensors"
     if changes.model is not None:
@@ -284,6 +294,16 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:
         _refuse("no model is built", "Name its class with `model='package.module:Class'`.")
+
+
+def _refuse_slicing(changes: Changes) -> None:
+    """Raise MigrationRefused where weights cannot be cut for ranks: without rules, for one, or in another form."""
+    if changes.cut is None:
+        return
+    if changes.cut < 2 or not changes.join:
+        _refuse(f"slices of {changes.cut} ranks, by {len(changes.join)} rules", "Say `cut=2`, and how with `join=`.")
+    if changes.form not in (None, "state_dict", "safetensors") or changes.max_shard_size is not None:
+        _refuse("slices are one file for each rank", "Leave out `max_shard_size=`, or say `form='safetensors'`.")
 
 
 def _refuse(fact: str, hint: str) -> NoReturn:

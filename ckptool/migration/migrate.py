@@ -28,6 +28,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
+from ckptool.recipes.slices import SliceRules
 from ckptool.sources.paths import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.tensor import storages_nbytes
@@ -37,6 +38,7 @@ from ckptool.torch_ops.packages import check_installed
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.migration.file_jobs import Writers
+    from ckptool.recipes.joining import Joined
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -145,7 +147,8 @@ def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unm
         CkptoolError: It cannot be planned.
     """
     asked = _checked(changes, dst)
-    with open_checkpoint(src) as checkpoint, gc_paused():
+    opened = _joined(src, asked, DEFAULT_LIMITS).checkpoint if asked.joins else open_checkpoint(src)
+    with opened as checkpoint, gc_paused():
         return selection.unmatched(checkpoint, make_plan(checkpoint, dst, asked), asked)
 
 
@@ -170,6 +173,11 @@ def migrate_by(
         CkptoolError: What ``migrate`` raises.
     """
     asked, limits = _checked(changes, dst), how.limits
+    if asked.joins and opened is not None:
+        raise MigrationRefused("only files are joined", kind="contradiction", hint="Leave out `join=`, or say `cut=`.")
+    joining = _joined(src, asked, limits) if asked.joins else None
+    if joining is not None:
+        opened, asked = (lambda: joining.checkpoint), asked._replace(key=None, weights="auto")
     with opened() if opened else open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
@@ -183,6 +191,9 @@ def migrate_by(
         planned = report.planned(checkpoint, plan, asked)
         checkpoint.release_tree()  # it is in the plan by now, as bytes
         planned = planned._replace(calls=selection.kept_calls(plan, asked), how="clone" if clone else "copy")
+        if joining is not None:
+            moved, notes = (*joining.moves, *planned.moved), (*joining.notes, *planned.notes)
+            planned = planned._replace(moved=moved, notes=notes)
         check_cancelled(checkpoint.source.cancellation)
         if how.dry_run:
             if not is_far(plan.target):
@@ -199,7 +210,7 @@ def migrate_by(
         checkpoint.announce(every if plan.weights is None else plan.weights.tensors.values())
         on_written, mode = _cancellable(how.progress, limits.cancellation), mode_of(checkpoint.source)
         elsewhere = None
-        if writers is not None and plan.is_folder:
+        if writers is not None and plan.is_folder and not asked.join:
             from ckptool.migration.file_jobs import hand_out  # most folders are written here
 
             elsewhere = partial(hand_out, writers, src, dst, on_written, how.read_back)
@@ -219,6 +230,13 @@ def migrate_by(
         after=planned.after._replace(file_nbytes=nbytes),
         written_nbytes=planned.written_nbytes if clone else nbytes,
     )
+
+
+def _joined(src: str, changes: Changes, limits: Limits) -> Joined:
+    from ckptool.recipes.joining import open_joined  # most are not in slices
+
+    rules = SliceRules(changes.join)
+    return open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)
 
 
 def _checked(changes: Changes, target: str | None) -> Changes:

@@ -81,6 +81,8 @@ class Plan:
     is_folder: bool = False
     expected: Sequence[tuple[str | None, TensorInfo]] = ()
     """The tensors that must be found in it, in order; None for one that lies deeper in an entry."""
+    parts: Sequence[Plan] = ()
+    """What is in each file, where these are slices of several ranks: all that is to be found in it."""
     packed: Collection[str] | None = None
     """Names of tensors that are written as elements alone, without storage, stride or device; None where none is."""
     tied: dict[str, str] = field(default_factory=dict)

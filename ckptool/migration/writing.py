@@ -141,17 +141,26 @@ class Writing:
 
     def _compare(self, sink: Sink, starts: array[int]) -> None:
         """Open what was written, and compare it with the plan."""
-        plan, limits = self.plan, self.limits
+        plan = self.plan
+        for part, file in zip(plan.parts, plan.files, strict=False):
+            count = len(file.payloads)
+            self._compare_one(part, sink.reading_path(file.name), starts[:count])
+            starts = starts[count:]
+        if not plan.parts:
+            self._compare_one(plan, sink.reading_path(), starts)
+
+    def _compare_one(self, plan: Plan, path: str, starts: array[int]) -> None:
+        limits = self.limits
         assert limits is not None  # else nothing is read back
         if plan.builds_model and plan.weights is not None:
-            compare_values(sink.reading_path(), plan.weights, limits, self.meter)
+            compare_values(path, plan.weights, limits, self.meter)
             return
         one_by_one = plan.form == "safetensors" and len(starts) == plan.tensor_count
         place: Place | None = in_its_file if plan.keeps_layout else None
         if not plan.keeps_layout and plan.packed is None:
             place = among(plan.files[0].payloads, starts)
         expected = expected_tensors(plan, place, starts if one_by_one else ())
-        with gc_paused(), open_checkpoint(sink.reading_path(), limits=limits) as found:
+        with gc_paused(), open_checkpoint(path, limits=limits) as found:
             compare_tensors(found, expected, place, plan.packed)
 
     def _not_copied(self) -> list[LazyTensor]:

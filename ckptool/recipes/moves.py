@@ -30,11 +30,11 @@ def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]
     Raises:
         MigrationRefused: A tensor is not plain, or shapes and types do not fit a step.
     """
-    found = [[_plain(one) for one in column] for column in columns]
+    found = [[plain(one) for one in column] for column in columns]
     is_list = rule.sources[0].many is not None
     for step in rule.steps:
         found, is_list = _after(step, found, is_list, rule, value)
-    return [[_settled(one) for one in column] for column in found]
+    return [[settled(one) for one in column] for column in found]
 
 
 def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value: Value) -> tuple[list[Tensors], bool]:
@@ -45,21 +45,21 @@ def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value:
         sizes = tuple(map(value, step.sizes))
         if len(columns) > 1:
             columns = [columns[place] for place in step.order or range(len(columns))]
-            return [[_concatenated(row, step.dim, sizes) for row in zip(*columns, strict=True)]], is_list
+            return [[concatenated(row, step.dim, sizes) for row in zip(*columns, strict=True)]], is_list
         _refuse_count(columns[0], value(step.parts or 0))
-        return [[_concatenated(columns[0], step.dim, sizes)]], False
+        return [[concatenated(columns[0], step.dim, sizes)]], False
     if op == "unstack":
         if ends_as_list and not is_list:
             return [_unstacked(column[0], step.dim) for column in columns], True
         return _turned([_unstacked(one, step.dim, len(rule.targets)) for one in columns[0]], step), is_list
     if op == "split":
         sizes = tuple(map(value, step.sizes))
-        return _turned([_cut(one, step.dim, sizes) for one in columns[0]], step), is_list
+        return _turned([cut(one, step.dim, sizes) for one in columns[0]], step), is_list
     if op == "chunk":
         if ends_as_list and not is_list and step.parts is not None:
-            return [_chunks(columns[0][0], step.dim, value(step.parts))], True
+            return [chunks(columns[0][0], step.dim, value(step.parts))], True
         parts = value(step.parts) if step.parts is not None else len(step.order) or len(rule.targets)
-        return _turned([_chunks(one, step.dim, parts) for one in columns[0]], step), is_list
+        return _turned([chunks(one, step.dim, parts) for one in columns[0]], step), is_list
     change = _CHANGES[op]
     of = step.of or range(len(columns))
     found = []
@@ -87,7 +87,8 @@ def _refused(tensor: LazyTensor, fact: str) -> MigrationRefused:
     return MigrationRefused(f"{tensor.name!r} {list(tensor.shape)}: {fact}", kind="recipe-shape")
 
 
-def _plain(tensor: LazyTensor) -> LazyTensor:
+def plain(tensor: LazyTensor) -> LazyTensor:
+    """Return a tensor; raise MigrationRefused if it can only be renamed."""
     info = tensor.info
     if info.storage is None or info.layout != "strided" or info.dtype.packed > 1 or info.is_array:
         what = f"it is {info.layout} {info.dtype} on {info.location}, and only plain tensors can be more than renamed"
@@ -105,10 +106,10 @@ def _with(tensor: LazyTensor, shape: tuple[int, ...], stride: tuple[int, ...]) -
     return LazyTensor(tensor.name, tensor.info._replace(shape=shape, stride=stride, parts=()))
 
 
-def _settled(tensor: LazyTensor) -> LazyTensor:
+def settled(tensor: LazyTensor) -> LazyTensor:
     """Return a tensor whose elements lie in their order, and alone in their storage."""
     info = tensor.info
-    assert info.storage is not None  # _plain saw it
+    assert info.storage is not None  # plain saw it
     if info.is_as_stored and info.nbytes == info.storage.nbytes:
         return tensor
     if info.is_as_stored and info.shape:
@@ -130,7 +131,7 @@ def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes
         pieces.append(Piece(offsets, box, part.name, partial(_same, info)))
         begin += size
     storage = first.info.storage
-    assert storage is not None  # _plain saw it
+    assert storage is not None  # plain saw it
     name = first.name if len(parts) == 1 else f"{first.name} and {len(parts) - 1} more"
     info = joined(name, shape, first.info.dtype, pieces, storage.source.cancellation)
     info = info._replace(location=first.info.location, requires_grad=first.info.requires_grad, kind=first.info.kind)
@@ -165,21 +166,23 @@ def _stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
     return _joined(parts, shape, dim, [1] * len(parts))
 
 
-def _concatenated(parts: Sequence[LazyTensor], dim: int, sizes: Sequence[int]) -> LazyTensor:
+def concatenated(parts: Sequence[LazyTensor], dim: int, sizes: Sequence[int] | None) -> LazyTensor:
+    """Return tensors as one along a dimension: of equal sizes, of these, or with None of any."""
     first = parts[0]
     dim = _dim(first, dim, len(first.shape))
-    _refuse_unlike(parts, lambda one: (*one.shape[:dim], 0, *one.shape[dim + 1 :]))
+    _refuse_unlike(parts, lambda one: (len(one.shape), *one.shape[:dim], *one.shape[dim + 1 :]))
     found = [one.shape[dim] for one in parts]
     if sizes and found != list(sizes):
         names = some([one.name for one in parts])
         raise _refused(first, f"{names} have {found} along {dim}, and the recipe wants {list(sizes)}")
-    if not sizes and len(set(found)) > 1:
+    if sizes is not None and not sizes and len(set(found)) > 1:
         fact = f"the parts have {found} along {dim}: a recipe says sizes where they are not equal"
         raise _refused(first, fact)
     return _joined(parts, (*first.shape[:dim], sum(found), *first.shape[dim + 1 :]), dim, found)
 
 
-def _cut(tensor: LazyTensor, dim: int, sizes: Sequence[int]) -> Tensors:
+def cut(tensor: LazyTensor, dim: int, sizes: Sequence[int]) -> Tensors:
+    """Return a tensor in pieces of these sizes along a dimension."""
     dim = _dim(tensor, dim, len(tensor.shape))
     if sum(sizes) != tensor.shape[dim] or min(sizes) < 0:
         raise _refused(tensor, f"sizes {list(sizes)} are not the {tensor.shape[dim]} along {dim}")
@@ -191,12 +194,13 @@ def _cut(tensor: LazyTensor, dim: int, sizes: Sequence[int]) -> Tensors:
     return found
 
 
-def _chunks(tensor: LazyTensor, dim: int, parts: int) -> Tensors:
+def chunks(tensor: LazyTensor, dim: int, parts: int) -> Tensors:
+    """Return a tensor in so many equal pieces along a dimension."""
     dim = _dim(tensor, dim, len(tensor.shape))
     size = tensor.shape[dim]
     if parts < 1 or size % parts:
         raise _refused(tensor, f"its {size} along {dim} cannot be cut into {parts} equal parts")
-    return _cut(tensor, dim, [size // parts] * parts)
+    return cut(tensor, dim, [size // parts] * parts)
 
 
 def _unstacked(tensor: LazyTensor, dim: int, wanted: int | None = None) -> Tensors:
@@ -205,7 +209,7 @@ def _unstacked(tensor: LazyTensor, dim: int, wanted: int | None = None) -> Tenso
     if wanted not in (None, size):
         raise _refused(tensor, f"it has {size} along {dim}, and the recipe wants {wanted}")
     found = []
-    for one in _cut(tensor, dim, [1] * size) if size else ():
+    for one in cut(tensor, dim, [1] * size) if size else ():
         shape, stride = one.shape, one.info.stride
         found.append(_with(one, (*shape[:dim], *shape[dim + 1 :]), (*stride[:dim], *stride[dim + 1 :])))
     return found
@@ -243,7 +247,7 @@ def _filled(tensor: LazyTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _viewed(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
-    return _with(_settled(tensor), shape, row_major(shape))
+    return _with(settled(tensor), shape, row_major(shape))
 
 
 def _roped(tensor: LazyTensor, step: Step, value: Value) -> LazyTensor:

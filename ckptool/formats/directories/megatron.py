@@ -27,6 +27,7 @@ from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
 from ckptool.formats.slices import SIZES, arguments
+from ckptool.formats.slices.numbering import how_to_join
 from ckptool.messages import counted, some
 from ckptool.pickles.nodes import Inert
 from ckptool.sources.folder import FolderSource
@@ -103,7 +104,8 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         )
     elif len(files) == 1:
         return tree.parsed(tree.root_of(*files.values()))
-    return tree.side_by_side(files, why)
+    remedy = how_to_join(f"{next(iter(found))}/", folder.path) if why else ""
+    return tree.side_by_side(files, why)._replace(unmerged_remedy=remedy)
 
 
 def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:

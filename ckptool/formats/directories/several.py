@@ -27,6 +27,7 @@ from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.members import holds_tensors, listed, member, shard, with_weights
 from ckptool.formats.probe import Probe
+from ckptool.formats.slices import numbering
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
@@ -97,7 +98,10 @@ def read(
     if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in kept.values()):
         return folder, _pipeline(folder, kept, probe), _names(candidates, kept)
     parsed = listed(folder, NAME, [member(*one) for one in kept.items()], by_name)
-    parsed = parsed._replace(unmerged=slices.together(by_name), unopened=_unopened(failures))
+    why, first = slices.together(by_name), next(iter(by_name))
+    can_join = why is not None and why.endswith(slices.WHICH) and not by_name[first].inside
+    remedy = numbering.how_to_join(first, folder.path) if can_join else ""
+    parsed = parsed._replace(unmerged=why, unmerged_remedy=remedy, unopened=_unopened(failures))
     shards = [shard.name for one in by_name.values() for shard in one.shards]
     return folder, parsed, [*_names(candidates, by_name), *shards]
 

@@ -8,7 +8,7 @@ Parts of models: slices of tensor parallelism and FSDP, and stages of pipelines.
 
 Names say which files to compare (``numbering``), what is in them whether they are parts (``evidence``): what looks like
 a slice and is none are copies of one file, and files of one training at different times. Which tensors are cut, and
-along which dimension, is in the model alone: nothing is put together.
+along which dimension, is in the model alone: nothing is put together, unless rules say it (``recipes.joining``).
 
 What is one of a set otherwise (a shard, what one process wrote, what is kept beside the pieces of tensors) is known by
 its name, and by those in its folder.
@@ -66,7 +66,7 @@ def part_of(
     if not found.nearest or not own:
         return None
     files, gap = found.files, found.gap
-    slices = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, is_slice=True)
+    slices = PartOf(f"one of {len(files):,} {_WHAT}{gap}", place, True, numbering.how_to_join(name, place))
     if numbering.is_known(name):
         return slices
     others = ""
@@ -154,6 +154,9 @@ def arguments(root: Inert) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if is_size(size) and 0 < size < 1 << 20}
 
 
+WHICH: Final = ". Which tensors are cut, and along which dimension, is not in them"
+
+
 def together(found: Mapping[str, Parsed]) -> str | None:
     """Return why files of a folder are no checkpoints but parts of one; None if none of them are."""
     inside = {name: one for name, one in found.items() if not one.inside}
@@ -167,7 +170,7 @@ def together(found: Mapping[str, Parsed]) -> str | None:
             continue  # the listed folder that they are in says so itself
         are_slices = _WHAT in part.what
         what = f"{counted(len(files), 'file')} are {'slices' if are_slices else 'parts'} of one model{gap}"
-        why = ". Which tensors are cut, and along which dimension, is not in them" if are_slices else ""
+        why = WHICH if are_slices else ""
         return f"{what}: {some(list(map(repr, files)))}{why}"
     return None
 
@@ -312,8 +315,8 @@ def rank_of_megatron(path: str) -> PartOf | None:
         return None
     ranks = [one for one in directory_entries(above, folders=True) if _RANK.fullmatch(one)]
     what = f"{f'one of {len(ranks)} ranks' if len(ranks) > 1 else f'{name} without the other ranks'} of Megatron-LM"
-    is_part = len(ranks) > 1 or re.search("[1-9]", name)
-    return PartOf(what, os.path.normpath(os.path.join(path, os.pardir)), is_slice=True) if is_part else None
+    is_part, place = len(ranks) > 1 or re.search("[1-9]", name), os.path.normpath(os.path.join(path, os.pardir))
+    return PartOf(what, place, True, numbering.how_to_join(f"{name}/", place)) if is_part else None
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:

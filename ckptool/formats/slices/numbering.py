@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import gcd
 from typing import Final, NamedTuple
 
-from ckptool.messages import some
+from ckptool.messages import show, some
 
 _COUNTING: Final = tuple(
     {word: number for number, word in enumerate(line.split(), 1)}
@@ -90,6 +90,22 @@ class Numbered(NamedTuple):
     def has_bare(self) -> bool:
         """Whether the first file has no number."""
         return len(_spans(self.files[0])) < len(_spans(self.files[-1]))
+
+
+_RULES: Final = (
+    (re.compile(r"consolidated\.\d"), "meta-llama"),
+    (re.compile(r".*model_part-\d"), "metaseq"),
+    (re.compile(r"model-rank-\d"), "vllm"),
+    (re.compile(r"mp_rank_\d+/"), "megatron"),
+)
+"""What the rules are called by which files of such names can be joined."""
+
+
+def how_to_join(name: str, place: str) -> str:
+    """Return what to do with slices in a folder, one of which has this name."""
+    rules = next((rules for pattern, rules in _RULES if pattern.match(name)), "")
+    how = f"`join={rules!r}`" if rules else "`join=`, and rules that say how each tensor is cut"
+    return f"Join them: migrate {show(place)} with {how}." if place and name.count("/") < 2 else ""
 
 
 def is_known(name: str) -> bool:
