@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.build import call, named
+from tests.process import ROOT
 
 MIB = 1 << 20
 PER_BYTE = 40
@@ -69,7 +70,7 @@ def grown(verbs: list[tuple[str, ...]], tmp_path: Path, data: bytes) -> list[int
     found = []
     for some in [verbs] if hasattr(os, "fork") else [[verb] for verb in verbs]:
         command = [sys.executable, "-c", _GROWN, json.dumps(some), str(small), str(large)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         found += map(int, done.stdout.split())
     return found
 
