@@ -418,7 +418,9 @@ def _without_unit(state: Inert, code: str, values: Values) -> Inert:
 
 def _is_unit(node: Inert, values: Values) -> bool:
     """What a time of numpy counts, and nothing beside it: so many of a unit."""
-    if type(node) is not tuple or len(node) != 2 or node[0] is not None or type(node[1]) is not tuple:
+    if type(node) is not tuple or len(node) != 2 or type(node[1]) is not tuple or len(node[1]) != 4:
+        return False
+    if node[0] is not None and (type(node[0]) is not Dict or node[0].pairs):  # it is empty before numpy 2
         return False
     unit, *counts = node[1]
     is_known = _bytes(unit, values) and content(unit) in _UNITS
@@ -478,7 +480,7 @@ NBYTES: Final = {
         " float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8 bits1x8 bits2x4 bits4x2"
         " qint8 quint8 quint4x2 quint2x4",
         2: "uint16 int16 float16 bfloat16 half short bits16",
-        4: "uint32 int32 float32 complex32 float int chalf qint32",
+        4: "uint32 int32 float32 complex32 bcomplex32 float int chalf qint32",
         8: "uint64 int64 float64 complex64 double long cfloat",
         16: "complex128 cdouble",
     }.items()

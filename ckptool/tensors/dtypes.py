@@ -78,6 +78,7 @@ DTYPES: tuple[DType, ...] = (
     DType("bits4x2", 1),
     DType("bits8", 1),
     DType("bits16", 2),
+    DType("bcomplex32", 4, part_nbytes=2),  # from torch 2.14 on
 )
 
 BY_NAME = {dtype.name: dtype for dtype in DTYPES}

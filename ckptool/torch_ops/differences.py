@@ -28,7 +28,7 @@ BLOCK_NUMEL: Final = 1 << 14
 """Elements that are widened at a time: what stays in a core's cache as float64."""
 _CHUNK_NUMEL: Final = 1 << 18
 _INTEGERS: Final = {one.name: one.numpy for one in DTYPES if one.numpy and one.numpy[0] in "iu"}
-_FLOATS: Final = {one.name for one in DTYPES if "float" in one.name or "complex" in one.name} - {FLOAT4}
+_FLOATS: Final = {one.name for one in DTYPES if "float" in one.name or "complex" in one.name} - {FLOAT4, "bcomplex32"}
 
 Number: TypeAlias = bool | int | float | complex
 
@@ -80,7 +80,7 @@ def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance |
     """
     np = needed("numpy", "numpy", '"ckptool[stat]"')
     if not comparable(a_type, b_type):
-        return compare_bits(a, b)
+        return compare_bits(a, b, BY_NAME[a_type].itemsize)
     one, other = (np.frombuffer(data, _bits(name)) for data, name in ((a, a_type), (b, b_type)))
     # Elements of one type that are not the same bit for bit; all of two types.
     elements = np.flatnonzero(one != other) if a_type == b_type else np.arange(len(one))
@@ -165,7 +165,7 @@ def _compare_integers(left: NDArray[Any], right: NDArray[Any], *, boolean: bool)
     return Difference(int(unlike.sum()), 0, int(gap[at]), at, a, b, float(relative[rel_at]), rel_at)
 
 
-def compare_bits(a: bytes, b: bytes, itemsize: int = 1) -> Difference | None:
+def compare_bits(a: bytes, b: bytes, itemsize: int) -> Difference | None:
     """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no numpy."""
     code = CODES.get(itemsize, "B")
     left, right = memoryview(a).cast(code), memoryview(b).cast(code)

