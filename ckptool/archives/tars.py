@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ckptool.archives.archive import Archive, Record
 from ckptool.errors import (
     AmbiguousFile,
-    Failure,
     LimitExceeded,
     MalformedFile,
     TruncatedFile,
     UnsupportedFeature,
 )
 from ckptool.limits import DEFAULT_LIMITS, TAR_NAME_NBYTES, Limits
-from ckptool.sources.source import ReadAhead, SliceSource, Source
+from ckptool.sources.source import ReadAhead, Source
 
 BLOCK: Final = 512
 _FILES: Final = (b"0", b"\0", b"7")
@@ -92,26 +90,6 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
         records[member.name] = Record(member.name, member.payload, member.nbytes, member.nbytes)
     return Archive(source, records, limits, notes, tuple(unused))
-
-
-def remnants(source: Source) -> Iterator[tuple[str, Source]]:
-    """Yield all files of a tar that is refused: copies under one name, sparse and cut ones among them."""
-    for member in _as_far(_members(source)):
-        if isinstance(member, int):
-            return
-        begin, left = member.payload, source.nbytes - member.payload
-        if member.kind in _NO_FILES or left <= 0:
-            continue
-        nbytes = min(member.nbytes, left)
-        yield member.name, SliceSource(source, begin, nbytes)
-        if member.is_sparse and nbytes > BLOCK:  # behind the list of what is there of it
-            yield member.name, SliceSource(source, begin + BLOCK, nbytes - BLOCK)
-
-
-def _as_far(members: Iterator[_Member | int]) -> Iterator[_Member | int]:
-    """Yield those that can be read; others have no more of them, either."""
-    with suppress(Failure):
-        yield from members
 
 
 def _members(source: Source) -> Iterator[_Member | int]:

@@ -22,21 +22,18 @@ offset of each local header, and not how long that is. Two ways lead to the payl
 left to know: back from the next header over the descriptor and the payload, and forward over the header as torch and
 zipfile write it. torch pads the name with extra fields to the next multiple of 64 (``getPadding``); zipfile adds none.
 
-The contents of a zip that has no single reading: the members of its local headers, which some readers use.
-
 Of several zips one after the other, where each begins and ends.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ckptool.archives.archive import NUMPY, Archive, Record
-from ckptool.archives.compressed import RAW, decompress_as_far
 from ckptool.archives.zip_directory import (
     DESCRIPTOR,
     DESCRIPTOR64,
@@ -46,7 +43,6 @@ from ckptool.archives.zip_directory import (
     END64_MAGIC,
     END_MAGIC,
     END_SEARCH,
-    ENTRY,
     ENTRY_MAGIC,
     FIELD,
     FLAG_DESCRIPTOR,
@@ -66,9 +62,9 @@ from ckptool.archives.zip_directory import (
     widen,
     zip64_field,
 )
-from ckptool.errors import AmbiguousFile, Failure, LimitExceeded, MalformedFile, MissingPackage, TruncatedFile
+from ckptool.errors import AmbiguousFile, Failure, LimitExceeded, MalformedFile, TruncatedFile
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, far_under
+from ckptool.sources.source import ReadAhead, SliceSource, Source, far_under
 
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68 + len(NUMPY)
@@ -303,61 +299,7 @@ def _forward(entry: Entry) -> set[int]:
     return {bare, padded + -padded % _ALIGNMENT}
 
 
-SEARCHED: Final = 1 << 26
-"""Bytes from the start in which each local header is found; of others, those that the directory names."""
-_DIRECTORY: Final = 1 << 22
-"""Bytes before the end in which the entries of the directory are found."""
-_BLOCK: Final = 1 << 20
-_MAGIC: Final = re.compile(re.escape(LOCAL_MAGIC) + b"|" + re.escape(ENTRY_MAGIC)).finditer
-"""Four times as fast as to look for each by itself."""
-_USUAL: Final = 256
-"""Bytes of a local header and the name behind it, mostly."""
-_MOST: Final = 10_000
 _MOST_ZIPS: Final = 10_000
-_ZSTANDARD: Final = 93
-
-
-class Remnant(NamedTuple):
-    """A member that some reader may find."""
-
-    name: str
-    source: Source
-    """Its content, as far as it can be unpacked."""
-
-
-def members(source: Source, limits: Limits) -> Iterator[Remnant]:
-    """
-    Yield the members that local headers begin.
-
-    Together they are unpacked to no more than ``limits`` allow for the zip.
-    """
-    headers, listed = _local_places(source)
-    places = sorted({*headers, *listed})
-    left = limits.inflated(source.nbytes)
-    for at in places[:_MOST]:
-        head = source.read(at, min(_USUAL, source.nbytes - at))
-        if len(head) < LOCAL.size:
-            continue
-        magic, _, _, method, _, _, _, packed, _, name_nbytes, extra_nbytes = LOCAL.unpack_from(head)
-        begin = at + LOCAL.size + name_nbytes + extra_nbytes
-        if magic != LOCAL_MAGIC or begin >= source.nbytes:
-            continue
-        name = head[LOCAL.size : LOCAL.size + name_nbytes]
-        if len(name) < name_nbytes:
-            name = source.read(at + LOCAL.size, name_nbytes)
-        nbytes = max(packed, listed.get(at, 0))
-        rest = source.nbytes - begin
-        content: Source = SliceSource(source, begin, nbytes if 0 < nbytes <= rest else rest)
-        unpacked = _unpacked(content, method, limits)
-        if unpacked is not None:
-            left -= len(unpacked)
-            content = BytesSource(unpacked, source.cancellation, packed_nbytes=content.nbytes)
-        if content.nbytes:
-            yield Remnant(str(name, "utf-8", "replace"), content)
-        if left < 0:
-            raise LimitExceeded("members that unpack to more than such a zip may")
-    if len(places) > _MOST:
-        raise LimitExceeded(f"more than {_MOST:,} members of a zip that has no single reading", actual=_MOST)
 
 
 def zips(source: Source) -> list[range]:
@@ -380,43 +322,6 @@ def _last(source: Source) -> int:
     except Failure as error:
         return error.offset or 0 if error.kind == SEVERAL else 0
     return 0
-
-
-def _unpacked(content: Source, method: int, limits: Limits) -> bytes | bytearray | None:
-    """Return what can be unpacked of a member; None if it is not packed, or in a way that is not known."""
-    if method in RAW:
-        return decompress_as_far(content, RAW[method], limits)[0]
-    if method != _ZSTANDARD or content.nbytes > limits.inflated_nbytes:
-        return None
-    from ckptool.archives.compressed import unpack
-
-    try:
-        return unpack(content.read(0, content.nbytes), limits)
-    except (MalformedFile, MissingPackage):
-        return None
-
-
-def _local_places(source: Source) -> tuple[list[int], dict[int, int]]:
-    """Return where local headers are, going by their first bytes; and where the directory says, with their sizes."""
-    headers: list[int] = []
-    listed: dict[int, int] = {}
-    tail = source.nbytes - _DIRECTORY
-    first = max(0, in_front(source) or 0)
-    for begin in range(0, source.nbytes, _BLOCK):
-        if begin >= SEARCHED and begin + _BLOCK <= tail:
-            continue
-        block = source.read(begin, min(_BLOCK + ENTRY.size - 1, source.nbytes - begin))
-        for found in _MAGIC(block):
-            at = found.start()
-            if at >= _BLOCK:
-                break
-            if found[0] == LOCAL_MAGIC:
-                if begin + at < SEARCHED and len(headers) <= _MOST:
-                    headers.append(begin + at)
-            elif begin + at >= tail and at + ENTRY.size <= len(block):
-                entry = ENTRY.unpack_from(block, at)
-                listed.update((at, entry[8]) for at in {entry[-1], entry[-1] + first} if at < source.nbytes)
-    return headers, listed
 
 
 def in_front(source: Source) -> int | None:

@@ -16,8 +16,6 @@ from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
 
-TORCH: Final = "2.13"
-
 
 def each(pattern: str, words: str) -> set[str]:
     """Return a name for each of some words."""

@@ -17,7 +17,7 @@ from ckptool import (
     UnsupportedFeature,
 )
 from ckptool.archives.archive import Archive
-from ckptool.archives.tars import is_tar, read_tar, remnants
+from ckptool.archives.tars import is_tar, read_tar
 from ckptool.sources.source import BytesSource
 from tests.each import each
 
@@ -158,10 +158,6 @@ def extended(records: bytes) -> bytes:
     return with_checksum(data)
 
 
-def remnants_of(data: bytes) -> list[tuple[str, bytes]]:
-    return [(name, found.read(0, found.nbytes)) for name, found in remnants(BytesSource(data, is_file=True))]
-
-
 def test_what_only_other_readers_take_for_a_file_has_no_part_in_it() -> None:
     data = packed(
         member("plain", b"1"), member("special", b"payload", type=b"Z"), member("folder", type=tarfile.DIRTYPE)
@@ -170,26 +166,6 @@ def test_what_only_other_readers_take_for_a_file_has_no_part_in_it() -> None:
     found = archive_of(data)
     assert [bytes(data[one.start : one.stop]) for one in found.unused[:-1]] == [b"payload"]
     assert found.unused[-1].stop == len(data)
-    assert remnants_of(data) == [("plain", b"1"), ("special", b"payload")]
-
-
-def test_of_a_refused_tar_all_is_found_that_is_there() -> None:
-    twice = packed(member("a", b"1"), member("a", b"2"))
-    cut = packed(member("a", b"x" * 3000))
-
-    assert remnants_of(twice) == [("a", b"1"), ("a", b"2")]
-    assert remnants_of(cut[:2000]) == [("a", b"x" * 1488)]
-    assert remnants_of(cut[:513]) == [("a", b"x")]
-    assert remnants_of(cut[:512]) == []
-
-
-def test_a_sparse_file_is_found_with_and_without_the_list_in_front() -> None:
-    def sparse(payload: bytes) -> list[bytes]:
-        data = packed(member("a", payload, pax_headers={"GNU.sparse.major": "1"}), dialect="pax")
-        return [found for name, found in remnants_of(data) if name == "a"]
-
-    assert sparse(b"1" * 512) == [b"1" * 512]
-    assert sparse(b"1" * 512 + b"2") == [b"1" * 512 + b"2", b"2"]
 
 
 def test_an_extended_header_may_reach_just_to_the_end() -> None:

@@ -22,7 +22,6 @@ import random
 import sys
 import types
 import uuid
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -295,9 +294,6 @@ _REFUSED_WITH_CALLS = {
     "npy": _arrays(np.save),
     "npy, cut": _arrays(np.save, 9000)[:-5000],
     "npz": _arrays(np.savez),
-    "npz, cut in its last array": _arrays(np.savez, 9000)[:-5000],
-    "npz that is deflated, cut in its last array": _arrays(np.savez_compressed, 9000)[:-5000],
-    "npz in a gzip that is cut": gzip.compress(_arrays(np.savez, 90_000))[:-5000],
 }
 
 
@@ -418,27 +414,11 @@ def safetensors_that_unpickle(payload: bytes) -> bytes:
     return pack("<Q", nbytes) + head + payload.ljust(256, b"\0")
 
 
-def duplicated(value: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as found:
-        warnings.simplefilter("ignore")
-        for name, data in (("a/version", b"3\n"), ("a/data.pkl", pickled([1])), ("a/data.pkl", pickled(value))):
-            found.writestr(name, data)
-    return buffer.getvalue()
-
-
 def nested_loads(depth: int) -> bytes:
     data = legacy(call(OS, "true"))
     for _ in range(depth):
         data = legacy(call(named("torch.storage", "_load_from_bytes"), raw(data)))
     return data
-
-
-def packed_by(method: int) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as found:
-        found.writestr("a.npy", saved_by_numpy(call(OS, "true")))
-    return buffer.getvalue()
 
 
 TWO_THINGS: dict[str, bytes] = {
@@ -447,10 +427,6 @@ TWO_THINGS: dict[str, bytes] = {
         {"a.pth": zipped(ops(None)), "b": tar_file({TEXT_PICKLE.decode(): b""})}
     ),
     "tensors that are a pickle": safetensors_that_unpickle(b"0" + TEXT_PICKLE),
-    "a zip with two readings": duplicated(call(OS, "true")),
-    "a zip with two readings in a zip": zip_file({"a.pth": zipped(ops(None)), "b.pth": duplicated(call(OS, "true"))}),
-    "a zip with two readings in a tar": tar_file({"a.pth": zipped(ops(None)), "b.pth": duplicated(call(OS, "true"))}),
-    "an array packed with bzip2": packed_by(zipfile.ZIP_BZIP2),
     "a folder that is called like that of storages": torch_zip(
         {"w": tensor(storage())}, {"0": floats()}, members={"archive/more_data/0": pickled(call(OS, "true"))}
     ),

@@ -414,7 +414,7 @@ def test_a_program_is_found_in_a_zip_behind_other_bytes(prefix: str, tmp_path: P
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_program_is_found_in_a_zip_that_is_refused_because_it_can_be_read_in_two_ways(
+def test_a_program_in_a_zip_that_can_be_read_in_two_ways_is_let_through_by_no_gate(
     compression: int, tmp_path: Path
 ) -> None:
     model, written = tmp_path / "model.pt", tmp_path / "written"
@@ -429,10 +429,8 @@ def test_a_program_is_found_in_a_zip_that_is_refused_because_it_can_be_read_in_t
     torch.jit.load(str(twice))
     assert written.exists()
 
-    found = check(twice)
-    assert found.grade == "system"
-    assert "CK216" in codes(found)
-    assert "what loads it all the same calls torch.save(" in found.verdict
+    assert check(twice).grade == "code"
+    assert invoke(["check", "--fail-on", "system", str(twice)]).exit_code == 2
 
 
 def test_a_large_program_hides_no_other_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,6 +487,12 @@ FORMULAS = {
     "Symbol('o' + 'pen')": False,
     "S(Symbol('x').name)": False,
     "S(srepr(s0))": False,
+    "9**9**9**9": False,
+    "((9**64)**64)**64": False,
+    "1 << 99999999": False,
+    "Pow(Integer(9), Pow(Integer(9), Integer(9)))": False,
+    "floor(exp(exp(20)))": False,
+    "2*(s0 + 1)**2 + s1**3 + Pow(Symbol('s2', integer=True), Integer(-1))": True,
     "Symbol('open(1)')": False,
     "Max('open', 1)": False,
     "Max(open, 1)": False,
@@ -678,13 +682,6 @@ def test_native_code_in_an_exported_program_is_said_to_run(exported: bytes, tmp_
     assert "data/aotinductor/net" in finding.message
     assert report.grade == "code"
     assert "which has native code in data/aotinductor/net" in str(report)
-
-    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        archive.writestr(f"{root}/data/aotinductor/net/made.wrapper.cpp", "int twice() {}")
-    report = check(path)
-    assert report.error is not None
-    assert "CK217" in [one.code for one in report.findings]
-    assert report.grade == "code"
 
 
 def test_native_code_beside_the_folders_for_it_is_said_to_run(exported: bytes, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from ckptool.archives.compressed import (
     may_be_lzma,
 )
 from ckptool.archives.zip_directory import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
-from ckptool.archives.zips import Remnant
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs
@@ -137,8 +136,6 @@ class Search:
         """How often something was done beyond making data."""
         self.limits = limits
         self._judge = Judge(beside)
-        self._is_cut = False
-        """Whether nobody knows where what is looked at now ends."""
         self._cost = 0
         self._file_nbytes = 0
         self._held_nbytes = 0
@@ -299,25 +296,13 @@ class Search:
                     part = partial(SliceSource, source, one.start, len(one))
                     self._content(part, where.member(f"zip at {one.start:,}"))
                 return
-            if self._affords(min(source.nbytes, zips.SEARCHED), where):  # it has no single reading
-                self._is_cut, before = True, self._is_cut
-                for member in zips.members(source, self._left()):
-                    self.programs(member, where.record)
-                    part = partial(SliceSource, member.source, 0, member.source.nbytes)
-                    self._content(part, where.member(member.name))
-                self._is_cut = before
             raise
         if is_all:
             self.unused(archive.source, archive.unused, where.record)
         self._members(archive, where)
 
     def _tar(self, source: Source, where: Place) -> None:
-        try:
-            archive = tars.read_tar(source, self._left())
-        except Failure:
-            for name, content in tars.remnants(source):
-                self._content(partial(SliceSource, content, 0, content.nbytes), where.member(name))
-            raise
+        archive = tars.read_tar(source, self._left())
         self.unused(archive.source, archive.unused, where.record)
         self._members(archive, where, is_tar=True)
 
@@ -462,7 +447,7 @@ class Search:
                 legacy_at, left = at, _OF_LEGACY
             end = self._unread(source, at, where, is_sure=is_sure)
             if end < 0:
-                if is_marked and at > begin and not self._is_cut:
+                if is_marked and at > begin:
                     self.unused(source, [range(at, source.nbytes)], where.record)
                 return
             if is_behind:
@@ -505,12 +490,11 @@ class Search:
         if source.nbytes > len(_FLATBUFFER) + 4 and source.read(4, len(_FLATBUFFER)) == _FLATBUFFER:
             self.programs(source, record)
 
-    def programs(self, found: Archive | Remnant | Source, record: str = "") -> None:
-        """Look at the programs in an archive, or in what remains of one; at one that is a file by itself."""
+    def programs(self, found: Archive | Source, record: str = "") -> None:
+        """Look at the programs in an archive, or at one that is a file by itself."""
         if isinstance(found, Archive):
             self.foreign(record, other_programs.among(found, found.head))
-        if isinstance(found, (Archive, Remnant)):
-            names = "\n/".join(found if isinstance(found, Archive) else [found.name]).lower()
+            names = "\n/".join(found).lower()
             if not any(map(f"/{names}\n".__contains__, _OF_PROGRAMS)):
                 return
         from ckptool.formats.runnable import programs  # few hold some
@@ -519,10 +503,6 @@ class Search:
             if isinstance(found, Archive):
                 members = [(name, one.nbytes, partial(found.open, name)) for name, one in found.items()]
                 acts = programs.of_members(members, record)
-            elif isinstance(found, Remnant):
-                acts = programs.of_members(
-                    [(found.name, found.source.nbytes, lambda: found.source)], record, is_whole=False
-                )
             else:
                 acts = programs.of_flatbuffer(found, record)
             for act in acts:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
+from math import inf
 from typing import Any, Final, TypeAlias
 
 from ckptool.errors import Failure, LimitExceeded
@@ -64,24 +65,24 @@ Member: TypeAlias = "tuple[str, int, Callable[[], Source]]"
 """Its name, its bytes, and what opens it."""
 
 
-def of_members(members: Sequence[Member], record: str, *, is_whole: bool = True) -> Iterator[Act]:
+def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
     """
-    Yield what the programs of an archive do, or those of members that remain of one that is not whole.
+    Yield what the programs of an archive do.
 
     Raises:
         LimitExceeded: There is more of them than is looked at. What the others do was yielded.
     """
     names = [name for name, _, _ in members]
     ends = [f"/{name}".lower() for name in names]
-    is_exported = not is_whole or any(one.endswith(_EXPORTED) for one in ends)
-    if is_whole and any(one.endswith(_PACKAGE) for one in ends):
+    is_exported = any(one.endswith(_EXPORTED) for one in ends)
+    if any(one.endswith(_PACKAGE) for one in ends):
         yield from _sources(names, record)
-    elif is_whole and any(
+    elif any(
         one.endswith("/constants.pkl") or _reader(one, is_exported=False) in (of_source, of_byte_code) for one in ends
     ):
         yield of_kind("TorchScript", record)
     if is_exported:
-        yield from [of_kind(EXPORTED, record)] if is_whole else ()
+        yield of_kind(EXPORTED, record)
     yield from islice(_compiled(names, record), _MOST_ACTS)
     left, unread, found = _MOST_READ, 0, 0
     for name, nbytes, opened in members:
@@ -291,6 +292,10 @@ _FUNCTIONS: Final = words(
     " IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt RoundDecimal ToFloat Identity max min abs round int float"
     " bool"
 )
+_POWERS: Final = words("Pow PowByNatural FloatPow LShift exp sinh cosh")
+_NUMBERS: Final = words("Integer Rational Float")
+_LARGEST_POWER: Final = 1 << 12
+"""Numbers with more digits than such an exponent makes could take sympy for ever."""
 _OF_TORCH: Final = ("OpaqueUnaryFn_", "BitwiseFn_")
 """How names of other functions begin, of which torch makes a class for each."""
 _METHODS: Final = words("size stride storage_offset dim numel ndimension is_integer bit_length")
@@ -380,7 +385,38 @@ def _reckons(text: str) -> bool:
             tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return all(_is_of_formula(one, parent) for parent in ast.walk(tree) for one in ast.iter_child_nodes(parent))
+    is_sound = all(_is_of_formula(one, parent) for parent in ast.walk(tree) for one in ast.iter_child_nodes(parent))
+    return is_sound and _largest_power(tree) <= _LARGEST_POWER
+
+
+def _largest_power(tree: ast.AST) -> float:
+    """Return the exponents of a formula, multiplied as if each power were in the next, but for powers of symbols."""
+    product = largest = 1.0
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
+            parts = [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _POWERS:
+            parts = node.args
+        if not parts:
+            continue
+        exponent = _size(parts[-1])
+        if isinstance(parts[0], ast.Name) or (
+            isinstance(parts[0], ast.Call) and ast.unparse(parts[0].func) == "Symbol"
+        ):
+            largest = max(largest, exponent)
+        else:
+            product *= max(1.0, exponent)
+    return max(largest, product)
+
+
+def _size(node: ast.expr) -> float:
+    """Return how large a number is; without end for what has to be reckoned first."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NUMBERS and node.args:
+        node = node.args[0]
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    return abs(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else inf
 
 
 def _is_of_formula(node: ast.AST, parent: ast.AST) -> bool:
