@@ -147,8 +147,8 @@ def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unm
         CkptoolError: It cannot be planned.
     """
     asked = _checked(changes, dst)
-    opened = _joined(src, asked, DEFAULT_LIMITS).checkpoint if asked.joins else open_checkpoint(src)
-    with opened as checkpoint, gc_paused():
+    joining, asked = _joined(src, asked, DEFAULT_LIMITS)
+    with joining.checkpoint if joining else open_checkpoint(src) as checkpoint, gc_paused():
         return selection.unmatched(checkpoint, make_plan(checkpoint, dst, asked), asked)
 
 
@@ -175,16 +175,15 @@ def migrate_by(
     asked, limits = _checked(changes, dst), how.limits
     if asked.joins and opened is not None:
         raise MigrationRefused("only files are joined", kind="contradiction", hint="Leave out `join=`, or say `cut=`.")
-    joining = _joined(src, asked, limits) if asked.joins else None
-    if joining is not None:
-        opened, asked = (lambda: joining.checkpoint), asked._replace(key=None, weights="auto")
-    with opened() if opened else open_checkpoint(src, limits=limits) as checkpoint, about(checkpoint.path):
+    joining, asked = _joined(src, asked, limits)
+    whole = joining.checkpoint if joining else opened() if opened else open_checkpoint(src, limits=limits)
+    with whole as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():
             plan = make_plan(checkpoint, dst, asked, merge=merge)
             selection.refuse_nothing(checkpoint, plan, asked)
         held = (tensor.info for tensor in checkpoint.tensors.values())
-        refuse_repeated(plan.nbytes, storages_nbytes(held) if opened else checkpoint.file_nbytes, limits)
+        refuse_repeated(plan.nbytes, storages_nbytes(held) if opened or joining else checkpoint.file_nbytes, limits)
         check_cancelled(checkpoint.source.cancellation)
         clone = as_clone(checkpoint, plan, asked) if how.reflink else None
         plan = clone or plan
@@ -232,11 +231,15 @@ def migrate_by(
     )
 
 
-def _joined(src: str, changes: Changes, limits: Limits) -> Joined:
+def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, Changes]:
+    """Return what slices are together, if the source is slices, and what is left to change in it."""
+    if not changes.joins:
+        return None, changes
     from ckptool.recipes.joining import open_joined  # most are not in slices
 
     rules = SliceRules(changes.join)
-    return open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)
+    joining = open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)
+    return joining, changes._replace(key=None, weights="auto")
 
 
 def _checked(changes: Changes, target: str | None) -> Changes:

@@ -21,7 +21,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.formats.slices import ranks_said
 from ckptool.formats.slices.numbering import numbers, set_of
 from ckptool.limits import Limits
-from ckptool.messages import counted, some
+from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
@@ -48,10 +48,12 @@ class Joined(NamedTuple):
 
 
 class _Rank(NamedTuple):
-    """What one rank has: its tensors by name, and for people, its files."""
+    """What one rank has, and for people, its files."""
 
     tensors: dict[str, LazyTensor]
     files: str
+    beside: list[str]
+    """What else is in them."""
 
 
 def open_joined(
@@ -82,9 +84,8 @@ def open_joined(
         contents.groups.append(Group("", "mapping", list(infos)))
         shards = [shard for own, there in zip(files, opened, strict=True) for shard in map(_shard, own, there)]
         parsed = Parsed(folder, NAME, _TRAITS, contents, fixed_form="state_dict", shards=tuple(shards))
-        taken = sum(len(one.tensors) for one in ranks)
-        beside = sum(one.tensors for one in shards) - taken
-        notes = (f"{counted(beside, 'tensor')} beside the weights of the ranks left out",) if beside else ()
+        beside = ranks[0].beside
+        notes = (f"what is beside the weights of the ranks is left out: {some(beside)}",) if beside else ()
         return Joined(Checkpoint(place, folder, parsed), tuple(moves), notes)
     except BaseException:
         folder.close()
@@ -152,13 +153,16 @@ def _of_program(names: Sequence[str], rules: SliceRules) -> list[list[str]]:
 def _rank(files: Sequence[Checkpoint], key: str | None, which: WeightsChoice) -> _Rank:
     """Return what the files of one rank hold together."""
     found: dict[str, LazyTensor] = {}
+    beside: list[str] = []
     for one in files:
         with about(one.path):
-            for name, tensor in choose(one, key, which).items():
-                if name in found:
-                    raise MigrationRefused(f"{name!r} is in two files of one rank", kind="slices-overlap")
-                found[name] = tensor
-    return _Rank(found, some([os.path.basename(one.path) for one in files]))
+            chosen = choose(one, key, which)
+        if twins := [name for name in chosen if name in found]:
+            raise MigrationRefused(f"{twins[0]!r} is in two files of one rank", kind="slices-overlap")
+        found |= chosen
+        paths = (*one.tensors, *(path for path, _ in one.extras))
+        beside += [path for path in paths if path.removeprefix(chosen.head) not in chosen]
+    return _Rank(found, some([os.path.basename(one.path) for one in files]), beside)
 
 
 def _whole(

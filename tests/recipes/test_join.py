@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ckptool
-from tests.program import run
+from tests.program import as_json, run, validated
 from tests.scale import times
 
 State = dict[str, torch.Tensor]
@@ -108,20 +108,19 @@ def test_metas_llama_is_joined_and_cut_again(rules: str, embedding: int, ranks: 
     refused(folder, other, "slices-shape", "tok_embeddings.weight", rules)
 
 
-def test_it_is_joined_and_then_put_into_another_layout(tmp_path: Path) -> None:
+def test_metas_slices_become_transformers_layout_in_one_call_and_back(tmp_path: Path) -> None:
     state = llama()
     folder = saved(tmp_path / "ranks", slices_of(state, 2))
-    (folder / "config.json").write_text(json.dumps({"heads": 2}))
-    recipe = tmp_path / "own.toml"
-    recipe.write_text(
-        'rest = "keep"\n[[rule]]\nfrom = "layers.{i}.attention.wq.weight"\nto = "layers.{i}.q"\n'
-        'op = "rope"\nheads = "heads"\n'
-    )
-    ckptool.migrate(folder, tmp_path / "out.safetensors", join="meta-llama", recipe=recipe, exclude="rope.freqs")
-    found = load_file(tmp_path / "out.safetensors")
-    wanted = state["layers.1.attention.wq.weight"].view(2, 2, 2, 8).transpose(1, 2).reshape(8, 8)
-    assert torch.equal(found["layers.1.q"], wanted)
-    assert "rope.freqs" not in found
+    (folder / "params.json").write_text(json.dumps({"dim": 8, "n_heads": 2, "n_kv_heads": 2}))
+    torch.save(state, tmp_path / "whole.pth")
+    (tmp_path / "params.json").write_text(json.dumps({"dim": 8, "n_heads": 2, "n_kv_heads": 2}))
+    ckptool.migrate(tmp_path / "whole.pth", tmp_path / "wanted.safetensors", recipe="meta-llama")
+    ckptool.migrate(folder, tmp_path / "hf.safetensors", join="meta-llama", recipe="meta-llama")
+    assert_equal(load_file(tmp_path / "hf.safetensors"), load_file(tmp_path / "wanted.safetensors"))
+    options: Any = {"cut": 2, "join": "meta-llama", "recipe": "meta-llama", "reverse": True}
+    ckptool.migrate(tmp_path / "hf.safetensors", tmp_path / "again", **options)
+    for rank, wanted in enumerate(slices_of(state, 2)):
+        assert_equal(torch.load(tmp_path / "again" / f"consolidated.{rank:02}.pth"), wanted)
 
 
 def test_the_command_line_joins_and_cuts(tmp_path: Path) -> None:
@@ -197,7 +196,8 @@ def test_metaseq(tmp_path: Path) -> None:
     states, whole = metaseq(2)
     files = [{"cfg": {"model": "opt"}, "model": state} for state in states]
     folder = saved(tmp_path / "opt", files, "reshard-model_part-{}.pt")  # type: ignore[arg-type]
-    ckptool.migrate(folder, tmp_path / "whole.pth", join="metaseq")
+    report = ckptool.migrate(folder, tmp_path / "whole.pth", join="metaseq")
+    assert "what is beside the weights of the ranks is left out: cfg" in report.notes[0]
     assert_equal(torch.load(tmp_path / "whole.pth"), whole)
     with pytest.raises(ckptool.MigrationRefused, match="have more in them than weights"):
         ckptool.migrate(tmp_path / "whole.pth", tmp_path / "again", join="metaseq", cut=2)
@@ -354,6 +354,26 @@ def test_a_rank_that_is_missing_is_named(names: list[str], said: str, tmp_path: 
     for name in names:
         torch.save({"w": torch.randn(4, 6), "norm": torch.ones(6)}, folder / name)
     refused(folder, "meta-llama" if "consolidated" in names[0] else RULES, "missing-rank", said)
+
+
+def test_two_forms_of_the_same_ranks_are_told_apart_by_a_file(tmp_path: Path) -> None:
+    states = slices_of(llama(), 2)
+    folder = saved(tmp_path / "ranks", states)
+    for rank, state in enumerate(states):
+        save_file(state, folder / f"consolidated.{rank:02}.safetensors")
+    refused(folder, "meta-llama", "no-ranks", "consolidated.00.pth", "consolidated.00.safetensors")
+    found = as_json("migrate", folder / "consolidated.00.safetensors", tmp_path / "a.pth", "--join", "meta-llama")
+    validated(found, "migrate")
+    assert (found["source"], found["source_format"]) == (str(folder), "slices")
+
+
+def test_several_sources_are_joined_each_and_globs_are_looked_for_in_all(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        saved(tmp_path / name, [{"model": one, "step": 1} for one in slices_of(llama(), 2)])  # type: ignore[list-item]
+    options = ("--out-dir", tmp_path / "out", "--join", "meta-llama", "--key", "model", "--exclude", "rope.*")
+    run("migrate", tmp_path / "a", tmp_path / "b", *options, "--form", "safetensors")
+    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == ["a.safetensors", "b.safetensors"]
+    assert "rope.freqs" not in load_file(tmp_path / "out" / "b.safetensors")
 
 
 def test_several_sets_in_one_folder_are_told_apart_by_a_file(tmp_path: Path) -> None:
