@@ -33,7 +33,7 @@ from ckptool.tensors.tensor import TensorInfo, identity
 
 NAME: Final = "slices"
 _TRAITS: Final = Traits(keeps_versions=False)
-_SAID: Final = re.compile(r"(?:of|world[._-]?size)[._-]?0*(\d{1,6})(?=[\W_])", re.IGNORECASE)
+_SAID: Final = re.compile(r"(?:\d[._-]?of|world[._-]?size)[._-]?0*(\d{1,6})(?=[\W_])", re.IGNORECASE)
 """How many files there are, as their names say."""
 _FROM_ZERO: Final = re.compile(r"(?:^|[\W_])(?:rank|tp|mp)(?:[._-]?rank)?[._-]?0*1(?!\d)", re.IGNORECASE)
 """The number of a second rank: these begin at 0."""
