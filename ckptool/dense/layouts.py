@@ -36,6 +36,8 @@ _READ_ELSEWHERE: Final = re.compile(
     r"|comfy_quant)\Z"
     r"|\.quant_state\."
 )
+_ZERO_OFFSETS: Final = {"gptq": 1, "gptq_v2": 0, "auto_round": 0, "auto_round:gptqmodel": 0, "auto_round:auto_gptq": 1}
+"""What is added to zeros, by what settings call the layout: that of GPTQModel and AutoGPTQ, or of AutoRound."""
 PLAIN_OF_COMFY: Final = "float8_"
 """How the names of ComfyUI's layouts begin in which scales are in the order of rows."""
 _OTHERWISE: Final = "Leave it out with `exclude=`, or dequantise it with what quantised it."
@@ -317,10 +319,16 @@ def _gptq(found: Found) -> Dense:
     if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None or len(zero.shape) != 2:
         raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
     (rows, outputs), groups = values.shape, scale.shape[0]
-    bits = 32 * rows // order.numel if order is not None and order.numel else _bits(found, "bits")
+    by_words = 32 * zero.shape[1] / outputs if outputs and not outputs % 32 else 0
+    bits = 32 * rows // order.numel if order is not None and order.numel else int(by_words) or _bits(found, "bits")
     columns = 32 * rows // max(bits, 1)
     fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
-    if bits not in (2, 3, 4, 8) or not fits or (order is not None and order.numel != columns):
+    says = found.settings.says if found.settings is not None else {}
+    layout = says.get("checkpoint_format") or says.get("packing_format") or says.get("backend") or "gptq"
+    if layout not in _ZERO_OFFSETS:
+        raise found.refused(f"its layout is {str(layout)[:40]!r}")
+    known = range(2, 9) if str(layout).startswith("auto_round") else (2, 3, 4, 8)
+    if bits not in known or not fits or (order is not None and order.numel != columns):
         raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
     if order is not None and order.dtype not in INTEGERS:
         raise found.refused(f"its order of columns is of type {order.dtype}")
@@ -328,14 +336,11 @@ def _gptq(found: Found) -> Dense:
     length = 1 if order is not None else min(said[0], columns) if said else _length(found, columns, groups)
     if order is None and not length:
         raise found.refused(f"{columns:,} columns in {groups:,} groups, and nothing says which has how many")
-    layout = found.settings.says.get("checkpoint_format", "gptq") if found.settings is not None else "gptq"
-    if layout not in ("gptq", "gptq_v2"):
-        raise found.refused(f"its layout is {str(layout)[:40]!r}")
     parts = {"values": values, "scale": scale, "zero": zero} | ({"groups": order} if order is not None else {})
     facts = {
         "bits": bits,
         "columns": columns,
-        "zero_offset": int(layout == "gptq"),
+        "zero_offset": _ZERO_OFFSETS[str(layout)],
         "column_block": length,
     }
     facts |= {"rows": outputs, "scale_rows": outputs, "row_block": 1}

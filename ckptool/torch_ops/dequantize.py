@@ -165,7 +165,8 @@ def along_inputs(parts: Parts, facts: Facts) -> Values:
     bits, words = facts["bits"], parts["values"].T.contiguous()
     outputs, inputs = len(words), facts["columns"]
     scale = parts["scale"].T.contiguous()
-    zero = (_unpacked(parts["zero"], bits, outputs).float() + facts["zero_offset"]).T.contiguous()
+    zero = _unpacked(parts["zero"], bits, outputs) + facts["zero_offset"]  # 0 less 1 was written as the largest
+    zero = (zero & ((1 << bits) - 1)).float().T.contiguous()
     groups = _order(parts["groups"], scale.shape[-1]) if "groups" in parts else None
     if groups is None:
         groups = torch.arange(inputs) // facts["column_block"]
