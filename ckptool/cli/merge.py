@@ -32,6 +32,7 @@ _OF_MIGRATE: Final = (
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Multiply what all adapters add.")
 @flag("--average", says="Write the mean of all files, in the types of the first.")
 @takes("--shares", "1,2,1", "With --average, how much each file counts.")
+@click.option("--ema", type=float, help="With --average, the share that a moving average keeps at each file.")
 @flag("--allow-unmatched", says="Leave out what of an adapter fits no weight, and say so.")
 @click.option("-o", "--output", "target", required=True, metavar="DST", type=AnyPath(), help="What to write.")
 def merge(files: tuple[str, ...], **options: Any) -> None:
@@ -63,6 +64,7 @@ def merge(files: tuple[str, ...], **options: Any) -> None:
             scale=options["scale"],
             average=files[1:] or None,
             shares=_shares(options["shares"]),
+            ema=options["ema"],
             force=options["force"],
             dry_run=options["dry_run"],
             progress=line,

@@ -47,7 +47,7 @@ class DenseSource(MadeWeight):
         parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
         values = HOW[dense.how](parts, dense.facts)
         values = turned_round(values, dense.shape[0]) if dense.is_turned else values
-        return packed(values, self._dtype, self._name, saturate=self._saturate)
+        return packed(values, self._dtype, self.name, saturate=self._saturate)
 
 
 def _is_of_activations(path: str, tensors: Mapping[str, LazyTensor], around: Collection[str]) -> bool:

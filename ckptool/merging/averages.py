@@ -35,7 +35,6 @@ class _Average(MadeWeight):
         self._tensors = tensors
         self._shares = shares
         self._paths = paths
-        self.named = name
         self.odd = 0
         """How many values were NaN or infinite in the first when it was made last, and are in the mean."""
 
@@ -51,7 +50,7 @@ class _Average(MadeWeight):
                 before = values.survey([pieces[0]], types[0])
                 if lost := odd - before.nan - before.infinite:
                     fact = (
-                        f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and finite in the first"
+                        f"{counted(lost, 'value')} of {self.name!r} would be infinite or NaN, and finite in the first"
                     )
                     others = zip(self._paths[1:], pieces[1:], types[1:], strict=True)
                     counted_in = ((path, values.survey([piece], dtype)) for path, piece, dtype in others)
@@ -81,7 +80,7 @@ class AverageMerge:
     def notes(self) -> list[str]:
         """What is to be said of what was made."""
         odd = [
-            f"{one.named!r} has {counted(one.odd, 'value')} that are NaN or infinite" for one in self._made if one.odd
+            f"{one.name!r} has {counted(one.odd, 'value')} that are NaN or infinite" for one in self._made if one.odd
         ]
         return [*self._notes, *(f"{one}, as in the first" for one in odd)]
 

@@ -78,7 +78,7 @@ class _Merged(MadeWeight):
         if not merging.is_finite(weight):
             lost = merging.finite_count(merging.own(self._base)) - merging.finite_count(weight)
             if lost > 0:
-                fact = f"{counted(lost, 'value')} of {self._name!r} would be infinite or NaN, and was finite"
+                fact = f"{counted(lost, 'value')} of {self.name!r} would be infinite or NaN, and was finite"
                 hint = "The adapter has such values, or is too strong for this type: cast the base to float32 first."
                 raise MigrationRefused(fact, kind="not-merged", hint=hint)
         return merging.bytes_of(weight)

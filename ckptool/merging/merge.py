@@ -43,6 +43,7 @@ def merge(
     scale: float = 1.0,
     average: str | os.PathLike[str] | Sequence[Path] | None = None,
     shares: Sequence[float] | None = None,
+    ema: float | None = None,
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
@@ -57,7 +58,9 @@ def merge(
     ``lora`` is an adapter, several, or several with what each is multiplied by, too: ``{"style.safetensors": 0.7}``;
     ``scale`` multiplies all. Each weight is what peft's ``merge_and_unload`` makes of it on a CPU, in its own type.
     ``average`` are the checkpoints whose mean with ``base`` is written, in the types of ``base``; ``shares``, one for
-    ``base`` and one for each, are divided by their sum. Sums are made in float64.
+    ``base`` and one for each, are divided by their sum; with ``ema``, each file in its order counts as in a moving
+    average that keeps this share of what was before. Sums are made in float64. With form ``same``, all else that
+    ``base`` holds is written, too.
 
     All else is that of ``migrate``: what is to be different is said by ``Changes`` or its fields, ``dst`` is never half
     written, and appears after it was read back. It needs torch. One weight of an adapter is in memory at a time, with
@@ -77,7 +80,7 @@ def merge(
     with ExitStack() as opened:
         merging: LoraMerge | AverageMerge
         if lora is not None:
-            if shares is not None:
+            if shares is not None or ema is not None:
                 raise ValueError("shares are for average: adapters have their numbers")
             found = [(_opened(opened, path, limits), weight) for path, weight in _with_weights(lora, scale).items()]
             merging = LoraMerge(found, allow_unmatched=asked.allow_unmatched)
@@ -87,7 +90,7 @@ def merge(
             others = _paths(average or ())
             merging = AverageMerge(
                 [opened.enter_context(open_checkpoint(one, limits=limits)) for one in others],
-                _checked(shares, len(others) + 1),
+                _checked(shares, ema, len(others) + 1),
                 asked,
             )
         how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
@@ -123,7 +126,11 @@ def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: fl
     return found
 
 
-def _checked(shares: Sequence[float] | None, count: int) -> Sequence[float]:
+def _checked(shares: Sequence[float] | None, ema: float | None, count: int) -> Sequence[float]:
+    if ema is not None:
+        if shares is not None or not 0 < ema < 1:
+            raise ValueError(f"ema is a number between 0 and 1, without shares, not {ema}")
+        return [ema ** (count - 1), *((1 - ema) * ema ** (count - 1 - number) for number in range(1, count))]
     if shares is None:
         return [1.0] * count
     if len(shares) != count or not all(math.isfinite(one) and one > 0 for one in shares):

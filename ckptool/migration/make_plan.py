@@ -31,6 +31,7 @@ from ckptool.recipes.apply import Move
 from ckptool.recipes.find import AskedRecipe, asked
 from ckptool.recipes.slices import SliceRules
 from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
@@ -82,9 +83,18 @@ def make_plan(
         model = _model_in(checkpoint, changes) if form == "model" else None
         names = _read_of_all(checkpoint, names)
         plan = replace(plan, names=names)
+        replaced, made = _put_in_place(checkpoint, changes, merge) if merge is not None else (None, [])
         edited = torch_plan.edit_everything(
-            checkpoint, names, changes, wrappers=wrappers, model=model, casting=casting, rewriter_type=layout.rewriter
+            checkpoint,
+            names,
+            changes,
+            wrappers=wrappers,
+            model=model,
+            casting=casting,
+            replaced=replaced,
+            rewriter_type=layout.rewriter,
         )
+        plan = replace(plan, made=made)
         if is_whole_dcp:
             from ckptool.migration import dcp_plan
 
@@ -185,6 +195,28 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
     return found, f"as {other.path!r} is: {way.options}"
 
 
+def _put_in_place(
+    checkpoint: Checkpoint, changes: Changes, merge: Merge
+) -> tuple[Callable[[TensorInfo], TensorInfo], Sequence[MadeWeight]]:
+    """Return what gives each tensor of a checkpoint, or what a merge makes of it, and all that is computed."""
+    from ckptool.migration.casting import memory_of  # few plans merge
+
+    weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), NameChanges())
+    merged, made = merge(checkpoint, weights)
+    others = {memory_of(one.info): merged.tensors[name].info for name, one in weights.tensors.items()}
+    sources = {id(one): one for one in made}
+    for name, one in weights.tensors.items():
+        storage = merged.tensors[name].info.storage
+        if storage is not None and (source := sources.pop(id(storage.source), None)) is not None:
+            source.parts = [*source.parts, one]  # it is not copied, so not read as a whole
+
+    def replaced(info: TensorInfo) -> TensorInfo:
+        other = others.get(memory_of(info), info)
+        return info if other is info else other._replace(requires_grad=info.requires_grad, kind=info.kind)
+
+    return replaced, made
+
+
 def _casting(changes: Changes, trials: Trials) -> Casting | None:
     if not changes.dtype:
         return None
@@ -229,7 +261,9 @@ def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges
         form = "safetensors"
     elif form == "same" and checkpoint.shards and checkpoint.root is None:  # each shard is a tree of its own
         form = "state_dict"
-    _refuse_contradictions(form, changes, picks=picks)
+    if merges and form == "same" and changes.dtype is not None:
+        _refuse("form 'same' keeps types where something is merged", "Cast what comes out, or leave out `form=`.")
+    _refuse_contradictions(form, changes, picks=changes.dequantize if merges else picks)
     return form
 
 

@@ -7,7 +7,7 @@ needed, and nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import METADATA, OutFile, Plan
 from ckptool.migration.tree_edits import edit, metadata_node, unwrap
-from ckptool.migration.tree_rewriter import TreeRewriter
+from ckptool.migration.tree_rewriter import TreeRewriter, same
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import shared_nodes, write_pickle
@@ -85,15 +85,13 @@ class EditedTree(NamedTuple):
     new_names: Mapping[str, str]
     dropped: tuple[str, ...]
     casting: Casting | None
+    cast: Callable[[TensorInfo], TensorInfo]
+    """Returns a tensor as it is to be written."""
 
     @property
     def expected(self) -> tuple[tuple[str, TensorInfo], ...]:
         """The tensors that are to be found in the result, by their new names, in order."""
         return tuple((self.new_names.get(name, name), self.cast(one.info)) for name, one in self.kept.items())
-
-    def cast(self, info: TensorInfo) -> TensorInfo:
-        """Return a tensor as it is to be written."""
-        return info if self.casting is None else self.casting.info(info)
 
     def facts(self, *dropped: str) -> dict[str, Any]:
         """Return what is to be found in the result, what is renamed, and what is dropped, with more that is."""
@@ -109,18 +107,20 @@ def edit_everything(
     wrappers: frozenset[str],
     model: StateDict | None = None,
     casting: Casting | None = None,
+    replaced: Callable[[TensorInfo], TensorInfo] | None = None,
     rewriter_type: type[TreeRewriter] = TreeRewriter,
 ) -> EditedTree:
     """
     Return all that a checkpoint holds, with device tags set and names changed.
 
     ``names`` is what happens to names, ``wrappers`` are the classes of training wrappers that models are taken out of;
-    with ``model``, that whole model is all that is taken. ``casting`` casts weights, and nothing of an optimizer.
+    with ``model``, that whole model is all that is taken. ``casting`` casts weights, and nothing of an optimizer;
+    without it, each tensor may be ``replaced`` by another.
     """
     _refuse_what_has_no_tree(checkpoint)
     _refuse_names_of_a_model(checkpoint, names, model)
-    recast = () if casting is None else (casting.info,)
-    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), changes.to, *recast)
+    recast = casting.info if casting is not None else replaced or same
+    rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), changes.to, recast)
     if model is None:
         tree, tensors, walks = checkpoint.root, checkpoint.tensors, checkpoint.walks
     else:
@@ -140,7 +140,7 @@ def edit_everything(
             path = new_names.get(head + name, head + name)
             places.append((path, path.removeprefix(head), path, tensor))
         casting.take(places)
-    return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), casting)
+    return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), casting, recast)
 
 
 def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> Plan:
@@ -151,6 +151,10 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root
     pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
     if edited.casting is not None:
         edited.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
+    written = {id(one.storage.source) for one in rewriter.storages}
+    if missed := next((one for one in plan.made if id(one) not in written), None):
+        hint = "Write the weights alone: `form='state_dict'`."
+        raise MigrationRefused(f"{missed.name!r} cannot be put in its place", kind="not-in-place", hint=hint)
     return _planned(plan, root, pickled, rewriter, **edited.facts())
 
 

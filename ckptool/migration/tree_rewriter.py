@@ -48,7 +48,8 @@ _FROM_TYPE = {"_rebuild_from_type", "_rebuild_from_type_v2"}
 """Calls with a plain tensor inside: it is their first argument, or the first two say how to make it."""
 
 
-def _same(info: TensorInfo) -> TensorInfo:
+def same(info: TensorInfo) -> TensorInfo:
+    """Return a tensor as it is."""
     return info
 
 
@@ -62,7 +63,7 @@ class TreeRewriter:
         self,
         rebuilder: Rebuilder,
         location: DeviceTags | None,
-        recast: Callable[[TensorInfo], TensorInfo] = _same,
+        recast: Callable[[TensorInfo], TensorInfo] = same,
     ) -> None:
         self._rebuilder = rebuilder
         self._location = location

@@ -166,9 +166,8 @@ class Writing:
     def _not_copied(self) -> list[LazyTensor]:
         """Return the tensors of the source that may have been read in pieces: without the checksum of their storage."""
         weights, casting = self.plan.weights, self.plan.casting
-        if weights is None:
-            return casting.tensors if casting else []
-        return weights.taken + [part for one in self.plan.made for part in one.parts]
+        read = weights.taken if weights is not None else casting.tensors if casting else []
+        return read + [part for one in self.plan.made for part in one.parts]
 
     @contextmanager
     def _reading_back(self, path: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ class MadeSource(Source):
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._name = name
+        self.name = name
         self._pieces: Iterator[bytes] = iter(())
         self._ahead = b""
         self._position = 0
@@ -30,7 +30,7 @@ class MadeSource(Source):
         if offset == 0:
             self._pieces, self._ahead, self._position = self.made(), b"", 0
         if offset != self._position:
-            raise OutputFailed(f"tensor {self._name!r} was not read in order", kind="output-failed")
+            raise OutputFailed(f"tensor {self.name!r} was not read in order", kind="output-failed")
         found = [self._ahead]
         missing = nbytes - len(self._ahead)
         while missing > 0:
@@ -51,7 +51,7 @@ class MadeSource(Source):
     def tensor(self, like: TensorInfo, dtype: DType, shape: tuple[int, ...] | None = None) -> TensorInfo:
         """Return what has these bytes: in all else, and in its shape unless one is given, a tensor ``like`` this."""
         location = like.storage.location if like.storage is not None else like.location
-        storage, size = StorageRef(self._name, location, self.nbytes, self, 0), like.shape if shape is None else shape
+        storage, size = StorageRef(self.name, location, self.nbytes, self, 0), like.shape if shape is None else shape
         made = like._replace(dtype=dtype, shape=size, stride=row_major(size), storage_offset=0, storage=storage)
         return made._replace(conj=False, neg=False, parts=())
 

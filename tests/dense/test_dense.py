@@ -63,11 +63,13 @@ def int8_rows() -> Case:
     return tensors, (values.half() - zero.half()) * scale, {}
 
 
-def gptq(bits: int, *, is_new: bool) -> Case:
+def gptq(bits: int, *, is_new: bool, in_order: bool = False) -> Case:
     inputs, outputs, groups = 64, 32, 2
     values, zero = ints(inputs, outputs, bits=bits), ints(groups, outputs, bits=bits)
     scale, order = (torch.rand(groups, outputs) / 9).half(), torch.randint(0, groups, (inputs,), dtype=torch.int32)
-    dense = (scale[order].float() * (values - (zero + (not is_new))[order]).float()).half().T.contiguous()
+    order = torch.arange(inputs) // 32 if in_order else order
+    true = (zero + (not is_new)) % (1 << bits)
+    dense = (scale[order].float() * (values - true[order]).float()).half().T.contiguous()
     tensors = {"m.qweight": pack(values.T, bits).T, "m.qzeros": pack(zero, bits), "m.scales": scale, "m.g_idx": order}
     return tensors, dense, {"bits": bits, "quant_method": "gptq", "checkpoint_format": "gptq_v2" if is_new else "gptq"}
 
@@ -164,12 +166,20 @@ def gptq_without_order() -> Case:
     """The last of the groups, each of 64 inputs, has half of them."""
     values, zero, scale = ints(96, 32, bits=4), ints(2, 32, bits=4), (torch.rand(2, 32) / 9).half()
     order = torch.arange(96) // 64
-    dense = (scale[order].float() * (values - zero[order] - 1).float()).half().T.contiguous()
+    dense = (scale[order].float() * (values - (zero + 1)[order] % 16).float()).half().T.contiguous()
     tensors = {"m.qweight": pack(values.T, 4).T, "m.qzeros": pack(zero, 4), "m.scales": scale}
     return tensors, dense, {"bits": 4, "quant_method": "gptq", "group_size": 64}
 
 
+def of_auto_round(layout: str, bits: int) -> Case:
+    """AutoRound's zeros are those of GPTQ, or one more, as its layout says; it has any number of bits."""
+    tensors, dense, _ = gptq(bits, is_new=layout != "auto_round:auto_gptq", in_order=True)
+    del tensors["m.g_idx"]
+    return tensors, dense, {"quant_method": "auto-round", "bits": bits, "group_size": 32, "packing_format": layout}
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    **{f"{name}, 5 bits": lambda name=name: of_auto_round(name, 5) for name in ("auto_round", "auto_round:auto_gptq")},  # type: ignore[misc]
     "a convolution": lambda: convolution(1, 1, 1),
     "a convolution, its scales a vector": convolution,
     "ComfyUI": comfy,

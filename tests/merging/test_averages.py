@@ -123,3 +123,41 @@ def test_what_would_not_be_finite_is_refused(value: float, tmp_path: Path) -> No
         tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors", exclude="w"
     )
     assert "'mask' has 2 values that are NaN or infinite" in str(report)
+
+
+@pytest.mark.parametrize("adds", ["mean", "adapter"])
+def test_a_whole_training_checkpoint_gets_them_in_place(adds: str, tmp_path: Path) -> None:
+    steps = []
+    for number in range(2):
+        net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+        optimizer = torch.optim.AdamW(net.parameters())
+        net(torch.randn(5, 8)).sum().backward()
+        optimizer.step()
+        steps.append({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": number})
+        torch.save(steps[-1], tmp_path / f"{number}.pth")
+    save_file({"0.lora_A.weight": torch.ones(1, 8), "0.lora_B.weight": torch.ones(4, 1)}, tmp_path / "a.safetensors")
+
+    paths = {"average": tmp_path / "1.pth"} if adds == "mean" else {"lora": tmp_path / "a.safetensors"}
+    report = ckptool.merge(tmp_path / "0.pth", tmp_path / "out.pth", form="same", **paths)  # type: ignore[arg-type]
+    found, (first, other) = torch.load(tmp_path / "out.pth"), steps
+    assert report.verified
+    assert not report.dropped
+    assert found["epoch"] == 0
+    assert str(found["optimizer"]) == str(first["optimizer"])
+    one = first["model"]["0.weight"]
+    assert torch.equal(
+        found["model"]["0.weight"], (one + other["model"]["0.weight"]) / 2 if adds == "mean" else one + 1
+    )
+    with pytest.raises(MigrationRefused, match="keeps types"):
+        ckptool.merge(tmp_path / "0.pth", tmp_path / "x.pth", form="same", dtype="float16", **paths)  # type: ignore[arg-type]
+
+
+def test_a_moving_average_counts_files_in_their_order(tmp_path: Path) -> None:
+    for number in range(3):
+        save_file({"w": torch.full((3,), float(number))}, tmp_path / f"{number}.safetensors")
+    paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    done = invoke(["merge", "--average", *paths, "--ema", "0.75", "-o", tmp_path / "o.safetensors"])
+    assert done.exit_code == 0, done.output
+    assert load_file(tmp_path / "o.safetensors")["w"].tolist() == [0.75 * 0.25 + 2 * 0.25] * 3
+    for options in (["--ema", "1"], ["--ema", "0.5", "--shares", "1,1,1"]):
+        assert invoke(["merge", "--average", *paths, *options, "-o", tmp_path / "x.safetensors"]).exit_code == 2
