@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ckptool.cancellation import steps
 from ckptool.errors import OutputFailed
 from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
@@ -42,6 +43,12 @@ class MadeSource(Source):
         if self._position >= self.nbytes:
             self._pieces = iter(())  # what they were made of takes memory
         return data[:nbytes]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer, piece by piece."""
+        for part in steps(buffer, self.cancellation):
+            part[:] = self.read(offset, part.nbytes)
+            offset += part.nbytes
 
     @property
     def was_read(self) -> bool:

@@ -115,10 +115,11 @@ class HostMemory(Memory):
         mapping = self.mapped(source)
         if mapping is not None and self.can_map(source, offset, itemsize):
             return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
-        if source.is_compressed:
-            return torch.frombuffer(bytearray(source.read(offset, nbytes)), dtype=torch.uint8)
         memory = allocate(nbytes)
-        self.read_into(source, offset, memory)
+        if source.is_compressed:
+            source.read_into(offset, buffer_of(memory))
+        else:
+            self.read_into(source, offset, memory)
         return memory
 
     def can_map(self, source: Source, offset: int, itemsize: int) -> bool:
