@@ -18,15 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from ckptool.checkpoints.quantized_layouts import FP8, INTEGERS, POWERS, Settings, Weight, scale_of
+from ckptool.checkpoints.quantized_layouts import FLOATS, FP8, INTEGERS, POWERS, Settings, Weight, scale_of
 from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import some
 from ckptool.tensors.reading import LazyTensor
 
+_NUMBERS: Final = ("table", "inner_scale", "inner_table", "divisor", "factor")
+"""What else than scales a weight is made of, in floats."""
 HALF: Final = ("bfloat16", "float16")
 _MOST_NBYTES: Final = 1 << 16
 _MOST_DIMS: Final = 64
+_FEWEST_ROWS: Final = 16
+"""No library has blocks of fewer, beside single rows."""
 OF_ACTIVATIONS: Final = re.compile(
     r"((^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?|\.scale_input)\Z"
 )
@@ -126,6 +130,8 @@ def dense_of(
         if not form.startswith(PLAIN_OF_COMFY):
             raise found.refused(f"its layout is {form[:40]!r}, of ComfyUI")
     dense = kind(found)
+    if odd := [key for key, part in dense.parts.items() if key in _NUMBERS and part.dtype not in FLOATS]:
+        raise found.refused(f"its {odd[0]} is of type {dense.parts[odd[0]].dtype}")
     if bare := [part.name for part in dense.parts.values() if part.info.storage is None]:
         raise found.refused(f"{bare[0]!r} has no values, as it is on the meta device")
     return dense
@@ -164,7 +170,7 @@ def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], blocks: 
     if blocks and not fitting:
         raise found.unlike(shape, scale)
     sizes = fitting.pop() if len(fitting) == 1 else (_length(found, rows, high), _length(found, columns, wide))
-    if not _fits(sizes, (rows, columns), (high, wide)):
+    if not _fits(sizes, (rows, columns), (high, wide)) or (1 < sizes[0] < min(_FEWEST_ROWS, rows) and not said):
         raise found.unlike(shape, scale)
     return {"rows": rows, "scale_rows": high, "row_block": sizes[0], "column_block": sizes[1]}
 
@@ -199,13 +205,27 @@ def _plain(found: Found) -> Dense:
     if scale.dtype in POWERS and found.end == "_qdata" and scale.shape[:-1] != values.shape[:-1]:
         raise found.refused("its scales are in the order of a kernel")
     facts = _grid(found, values.shape, scale.shape, _said(found, "weight_block_size"))
+    if scale.dtype == "uint8" and (facts["row_block"], facts["column_block"]) != (1, 32):
+        raise found.refused("its scale is of type uint8, and not of 32 columns each")
     parts = {"values": values, "scale": scale}
+    _refuse_without_zeros(found, zero)
     if zero is not None:
-        if zero.shape != scale.shape or zero.dtype not in INTEGERS:
+        if zero.shape != scale.shape or zero.dtype not in INTEGERS or {zero.dtype, values.dtype} == {"int8", "uint8"}:
             raise found.refused(f"its zero points are of shape {list(zero.shape)}, its scales of {list(scale.shape)}")
         parts["zero"] = zero
     end, new_end = _OTHER_ENDS.get(found.end, (found.end, found.end))
     return Dense(end, new_end, values.shape, found.type_of_scale, "plain", parts, facts)
+
+
+def _refuse_other_scales(found: Found) -> None:
+    if found.scale.dtype not in FLOATS:
+        raise found.refused(f"its scales are of type {found.scale.dtype}")
+
+
+def _refuse_without_zeros(found: Found, zero: LazyTensor | None) -> None:
+    said = _said(found, "symmetric")
+    if zero is None and said and not any(said):
+        raise found.refused("it has no zero points, and its settings say that it is not symmetric")
 
 
 def _packed(found: Found) -> Dense:
@@ -213,6 +233,7 @@ def _packed(found: Found) -> Dense:
     values, scale = found.values, found.scale
     if values.dtype == "uint8":
         return _packed_floats(found)
+    _refuse_other_scales(found)
     shape = found.beside("weight_shape")
     if shape is None or shape.numel != 2 or len(values.shape) != 2:
         raise found.refused("nothing says which shape it had ('weight_shape')")
@@ -226,6 +247,7 @@ def _packed(found: Found) -> Dense:
     bits = fitting[0]
     facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
     parts = {"values": values, "scale": scale}
+    _refuse_without_zeros(found, found.beside("weight_zero_point"))
     if (zero := found.beside("weight_zero_point")) is not None:
         if zero.shape != (-(-rows * bits // 32), scale.shape[-1]) or zero.dtype != "int32":
             raise found.refused(f"its zero points are of shape {list(zero.shape)}")
@@ -246,6 +268,8 @@ def _packed_floats(found: Found) -> Dense:
     parts = {"values": values, "scale": scale}
     if scale.dtype in FP8:  # NVFP4
         divisor, factor = found.beside("weight_global_scale"), found.beside("weight_scale_2")
+        if 16 * scale.numel != prod(shape):
+            raise found.unlike(shape, scale.shape)
         if (divisor is None) == (factor is None) or (divisor or factor or scale).numel != 1:
             raise found.refused("it has no 'weight_global_scale', or more than one number for all of it")
         parts |= {"divisor": divisor} if divisor is not None else {}
@@ -260,7 +284,7 @@ def _packed_floats(found: Found) -> Dense:
 def _mxfp4(found: Found) -> Dense:
     """gpt-oss: [experts, rows, groups, 16] bytes become [experts, columns, rows]."""
     values, scale = found.values, found.scale
-    if len(values.shape) != 4 or values.shape[:-1] != scale.shape:
+    if len(values.shape) != 4 or values.shape[:-1] != scale.shape or values.shape[-1] != 16:
         raise found.unlike(values.shape, scale.shape)
     count, rows, groups, half = values.shape
     shape = (count, groups * half * 2, rows)
@@ -318,17 +342,20 @@ def _gptq(found: Found) -> Dense:
     values, scale, zero, order = found.values, found.scale, found.beside("qzeros"), found.beside("g_idx")
     if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None or len(zero.shape) != 2:
         raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
+    _refuse_other_scales(found)
     (rows, outputs), groups = values.shape, scale.shape[0]
     by_words = 32 * zero.shape[1] / outputs if outputs and not outputs % 32 else 0
     bits = 32 * rows // order.numel if order is not None and order.numel else int(by_words) or _bits(found, "bits")
     columns = 32 * rows // max(bits, 1)
     fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
     says = found.settings.says if found.settings is not None else {}
+    if order is None and (says.get("desc_act") is True or bits != _only_bits(found, bits)):
+        raise found.refused(f"its order of columns is not there ('g_idx'), or it has not {bits} bits as it seems")
     layout = says.get("checkpoint_format") or says.get("packing_format") or says.get("backend") or "gptq"
     if layout not in _ZERO_OFFSETS:
         raise found.refused(f"its layout is {str(layout)[:40]!r}")
     known = range(2, 9) if str(layout).startswith("auto_round") else (2, 3, 4, 8)
-    if bits not in known or not fits or (order is not None and order.numel != columns):
+    if bits not in known or not fits or (order is not None and order.shape != (columns,)):
         raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
     if order is not None and order.dtype not in INTEGERS:
         raise found.refused(f"its order of columns is of type {order.dtype}")
@@ -353,7 +380,17 @@ def _awq(found: Found) -> Dense:
         raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
     (inputs, words), (groups, outputs) = values.shape, scale.shape
     bits = 32 * words // max(outputs, 1)
-    if bits not in (4, 8) or zero.shape != (groups, words) or not groups or inputs % groups:
+    _refuse_other_scales(found)
+    lengths = [one for one in _said(found, "group_size") if type(one) is int and one > 0]
+    if lengths and not any(_fits((1, one), (1, inputs), (1, groups)) for one in lengths):
+        raise found.refused(f"{inputs:,} inputs in {groups:,} groups, and its settings say groups of {lengths[0]:,}")
+    if (
+        bits not in (4, 8)
+        or bits * outputs != 32 * words
+        or zero.shape != (groups, words)
+        or not groups
+        or inputs % groups
+    ):
         raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
     version = found.settings.says.get("version", "gemm") if found.settings is not None else "gemm"
     if str(version).lower() != "gemm":
@@ -361,6 +398,13 @@ def _awq(found: Found) -> Dense:
     facts = {"bits": bits, "rows": outputs, "scale_rows": outputs, "row_block": 1, "column_block": inputs // groups}
     parts = {"values": values, "scale": scale, "zero": zero}
     return Dense(found.end, "weight", (outputs, inputs), found.type_of_scale, "along_outputs", parts, facts)
+
+
+def _only_bits(found: Found, otherwise: int) -> int:
+    """Return how many bits all values have, as the settings beside say; what else is given if they say of some."""
+    says = found.settings.says if found.settings is not None else {}
+    is_mixed = bool(says.get("extra_config") or says.get("dynamic"))
+    return otherwise if is_mixed or found.settings is None else found.settings.bits or otherwise
 
 
 def _bits(found: Found, keys: str) -> int:

@@ -48,7 +48,8 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
     largest = torch.finfo(target).max
     for one in values:
         made = one.to(target)
-        if bool(made.isinf().any()) and bool((lost := made.isinf() & one.isfinite()).any()):
+        is_finite = not made.numel() or bool(torch.stack(torch.aminmax(made)).isfinite().all())  # NaN is both
+        if not is_finite and bool((lost := made.isinf() & one.isfinite()).any()):
             if not saturate:
                 fact = f"tensor {name!r} has values that are too large for {dtype}: at least {int(lost.sum()):,}"
                 hint = "Use a wider type, or take the largest value with `saturate=True`."
@@ -67,10 +68,18 @@ def turned_round(values: Values, columns: int) -> Values:
 
 def plain(parts: Parts, facts: Facts) -> Values:
     """Yield floats or integers times their scale: of the tensor, a row, or a block of it."""
+    import torch
+
     values = parts["values"]
     flat = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
     zero = parts["zero"].float() if "zero" in parts else None
-    return _scaled(lambda start, end: flat[start:end].float(), flat.shape, parts["scale"], zero, facts)
+    table = torch.arange(256).to(torch.uint8).view(values.dtype).float()  # takes a fifth of the time of a cast
+
+    def codes(start: int, end: int) -> torch.Tensor:
+        some = flat[start:end]
+        return _looked_up(table, some.view(torch.uint8)).reshape(some.shape)
+
+    return _scaled(codes, flat.shape, parts["scale"], zero, facts)
 
 
 def packed_columns(parts: Parts, facts: Facts) -> Values:
@@ -297,7 +306,7 @@ def _order(groups: torch.Tensor, count: int) -> torch.Tensor | None:
 
 def _looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return numbers of a table by their places, in one dimension: on one thread, as ``table[index]`` is not."""
-    return table.index_select(0, index.reshape(-1).int())
+    return table.reshape(-1).index_select(0, index.reshape(-1).int())
 
 
 def _factors(scale: torch.Tensor) -> torch.Tensor:
