@@ -22,7 +22,8 @@ from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
 from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
-from ckptool.migration.torch_plan import Kept
+from ckptool.migration.torch_plan import EditedTree, Kept
+from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
@@ -80,21 +81,8 @@ def make_plan(
     if form == "model" and changes.model is None and merge is not None:
         _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
-        model = _model_in(checkpoint, changes) if form == "model" else None
-        names = _read_of_all(checkpoint, names)
-        plan = replace(plan, names=names)
-        replaced, made = _put_in_place(checkpoint, changes, merge) if merge is not None else (None, [])
-        edited = torch_plan.edit_everything(
-            checkpoint,
-            names,
-            changes,
-            wrappers=wrappers,
-            model=model,
-            casting=casting,
-            replaced=replaced,
-            rewriter_type=layout.rewriter,
-        )
-        plan = replace(plan, made=made)
+        plan = replace(plan, names=_read_of_all(checkpoint, names))
+        plan, edited = _everything(plan, checkpoint, changes, wrappers, layout.rewriter, merge)
         if is_whole_dcp:
             from ckptool.migration import dcp_plan
 
@@ -193,6 +181,30 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
     rules = tuple(change.rule for change in way.changes)
     found = changes._replace(rename=(*changes.rename, *rules), recipe=way.recipe, reverse=way.reverse, like=None)
     return found, f"as {other.path!r} is: {way.options}"
+
+
+def _everything(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    changes: Changes,
+    wrappers: frozenset[str],
+    rewriter: type[TreeRewriter],
+    merge: Merge | None,
+) -> tuple[Plan, EditedTree]:
+    """Return all that a checkpoint holds as it is to be written, and the plan with what is computed of it."""
+    model = _model_in(checkpoint, changes) if plan.form == "model" else None
+    replaced, made = _put_in_place(checkpoint, changes, merge) if merge is not None else (None, ())
+    edited = torch_plan.edit_everything(
+        checkpoint,
+        plan.names,
+        changes,
+        wrappers=wrappers,
+        model=model,
+        casting=plan.casting,
+        replaced=replaced,
+        rewriter_type=rewriter,
+    )
+    return replace(plan, made=made), edited
 
 
 def _put_in_place(
