@@ -353,6 +353,15 @@ REFUSED: dict[str, Callable[[], Tensors]] = {
     "blocks of which nobody knows the length": lambda: {
         "m.weight": torch.zeros(192, 4, dtype=torch.float8_e4m3fn), "m.weight_scale": torch.ones(2, 1)
     },
+    "scales of GPTQ that are no floats": lambda: changed(gptq(4, is_new=False), "m.scales", torch.Tensor.byte),
+    "scales of AWQ of fewer columns": lambda: changed(awq(), "m.scales", lambda one: one[:, :-1]),
+    "MXFP4 in groups of 30": lambda: changed(mxfp4(), "m.weight_blocks", lambda one: one[..., :-1]),
+    "scales of NVFP4 for 32 each": lambda: changed(nvfp4(), "m.weight_scale", lambda one: one[:, :1]),
+    "powers of two turned round": lambda: changed(fp8_powers(), "m.weight_scale", torch.Tensor.t),
+    "an order of columns in two dimensions": lambda: changed(gptq(4, is_new=False), "m.g_idx", lambda one: one[None]),
+    "numbers of a code book that are no floats": lambda: changed(
+        nf4(twice=False), "m.weight.quant_map", torch.Tensor.byte
+    ),
     "a layout that is not known": lambda: {"m.codes": ints(4, 4), "m.codebooks": torch.rand(1, 4, 4, 4)},
     "nothing quantised": lambda: {"m.weight": torch.rand(4, 4)},
 }  # fmt: skip
@@ -368,6 +377,27 @@ def test_what_cannot_be_dense_is_refused_by_name(name: str, tmp_path: Path) -> N
     assert "m." in caught.value.message or name == "nothing quantised"
     assert not (tmp_path / "dense.safetensors").exists()
     with pytest.raises(MigrationRefused):
+        ckptool.load(path, dequantize=True)
+
+
+@pytest.mark.parametrize(
+    ("made", "lacking", "says"),
+    [
+        (lambda: packed(4), "m.weight_zero_point", {"symmetric": False}),
+        (int8_rows, "m.weight_zero_point", {"symmetric": False}),
+        (lambda: gptq(4, is_new=False), "m.g_idx", {"desc_act": True}),
+        (gptq_without_order, None, {"bits": 8}),
+        (awq, None, {"group_size": 64}),
+    ],
+)
+def test_what_contradicts_its_settings_is_refused(
+    made: Callable[[], Case], lacking: str | None, says: dict[str, Any], tmp_path: Path
+) -> None:
+    case = made()
+    tensors, settings = case[0] if lacking is None else without(case, lacking), {**case[2], **says}
+    path = written(tensors, settings, tmp_path)
+
+    with pytest.raises(MigrationRefused, match=r"'m\..*cannot be made dense"):
         ckptool.load(path, dequantize=True)
 
 
