@@ -133,8 +133,8 @@ def _checked(shares: Sequence[float] | None, ema: float | None, count: int) -> S
         return [ema ** (count - 1), *((1 - ema) * ema ** (count - 1 - number) for number in range(1, count))]
     if shares is None:
         return [1.0] * count
-    if len(shares) != count or not all(math.isfinite(one) and one > 0 for one in shares):
-        raise ValueError(f"shares are {count} positive numbers, not {list(shares)}")
-    if not math.isfinite(sum(shares)):
-        raise ValueError(f"shares have a finite sum, not {list(shares)}")
+    if len(shares) != count or not all(math.isfinite(one) and one >= 0 for one in shares):
+        raise ValueError(f"shares are {count} numbers that are not negative, not {list(shares)}")
+    if not 0 < sum(shares) < math.inf:
+        raise ValueError(f"shares have a finite sum above 0, not {list(shares)}")
     return shares

@@ -116,7 +116,9 @@ def average(pieces: Sequence[bytes], types: Sequence[str], shares: Sequence[floa
     ]
     made: list[bytes] = []
     for some in zip(*blocks, strict=True):
-        total = sum((one.double() * share for one, share in zip(some, shares, strict=True)), torch.tensor(0.0))
+        total = sum(
+            (one.double() * share for one, share in zip(some, shares, strict=True) if share), torch.tensor(-0.0)
+        )
         result = total.to(some[0].dtype)
         made.append(string_at(result.data_ptr(), result.nbytes))
     return b"".join(made)

@@ -152,6 +152,18 @@ def test_a_whole_training_checkpoint_gets_them_in_place(adds: str, tmp_path: Pat
         ckptool.merge(tmp_path / "0.pth", tmp_path / "x.pth", form="same", dtype="float16", **paths)  # type: ignore[arg-type]
 
 
+def test_a_share_of_nothing_puts_the_weights_of_another_in_place(tmp_path: Path) -> None:
+    other = torch.tensor([0.0, -0.0, 1e-40, 3.0])
+    torch.save({"model": {"w": torch.tensor([1.0, 2.0, 3.0, torch.inf])}, "epoch": 3}, tmp_path / "a.pth")
+    save_file({"w": other}, tmp_path / "ema.safetensors")
+    paths = [tmp_path / "a.pth", tmp_path / "ema.safetensors"]
+    done = invoke(["merge", "--average", *paths, "--shares", "0,1", "--form", "same", "-o", tmp_path / "o.pth"])
+    assert done.exit_code == 0, done.output
+    found = torch.load(tmp_path / "o.pth")
+    assert found["epoch"] == 3
+    assert torch.equal(found["model"]["w"].view(torch.int32), other.view(torch.int32))
+
+
 def test_a_moving_average_counts_files_in_their_order(tmp_path: Path) -> None:
     for number in range(3):
         save_file({"w": torch.full((3,), float(number))}, tmp_path / f"{number}.safetensors")
