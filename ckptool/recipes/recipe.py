@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from operator import add, floordiv, mul, sub
@@ -53,6 +54,7 @@ _ANY_PREFIX: Final = "{p}."
 _LONGEST: Final = 200
 """Characters of an expression."""
 _MOST: Final = 1 << 62
+_MOST_LETS: Final = 100
 _MOST_RULES: Final = 20_000
 _HINT: Final = "docs/layouts.md says what a recipe may have."
 
@@ -162,7 +164,7 @@ class Recipe:
     def numbers(self) -> list[str]:
         """The names of the numbers that its rules and its own numbers are made of, without those that it says."""
         used = dict.fromkeys(name for given in self._given() for name in _names_in(given))
-        return [name for name in used if name not in self.lets or name in _names_in(self.lets[name])]
+        return [name for name in used if name not in self.lets]
 
     def _given(self) -> Iterator[Number]:
         yield from self.lets.values()
@@ -188,25 +190,11 @@ class Numbers:
         """
         if isinstance(number, int):
             return number
-        open_names: list[str] = []
-        while True:  # names are worked out one after the other, each before what is made of it
-            missing = next((name for name in _names_in(number) if name not in self._known), None)
-            if missing is None:
-                return self._computed(number)
-            while missing is not None:
-                if missing not in self._recipe.lets or missing in open_names:
-                    raise self._unknown(missing)
-                open_names.append(missing)
-                inside = _names_in(self._recipe.lets[missing])
-                deeper = next((name for name in inside if name not in self._known), None)
-                if deeper is None:
-                    self._known[missing] = self._computed(self._recipe.lets[missing])
-                    open_names.clear()
-                missing = deeper
-
-    def _computed(self, number: Number) -> int:
-        if isinstance(number, int):
-            return number
+        for name in _names_in(number):
+            if name not in self._known:
+                if name not in self._recipe.lets:
+                    raise self._unknown(name)
+                self._known[name] = self.value(self._recipe.lets[name])  # which are few, and in no circle
         try:
             found = _evaluate(_parsed(number), self._known)
         except ZeroDivisionError as error:
@@ -220,6 +208,7 @@ class Numbers:
         return MigrationRefused(fact, kind="recipe-number", hint=f"Say it with `recipe_arguments=`, as {name}=32.")
 
 
+@lru_cache
 def _parsed(text: str) -> ast.expr:
     """Return an expression of integers and names; raise ValueError if it is something else."""
     refused = f"{text[:_LONGEST]!r} is no number, and nothing but numbers, names, + - * // and parentheses"
@@ -277,8 +266,8 @@ def _recipe(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe])
     if wrong := next((key for key, text in texts.items() if not isinstance(text, str)), None):
         raise ValueError(f"{wrong} is no text")
     given = table.get("let", {})
-    if not isinstance(given, dict):
-        raise ValueError("let is no table")  # noqa: TRY004 - of the file, not of the caller
+    if not isinstance(given, dict) or len(given) > _MOST_LETS:
+        raise ValueError(f"let is no table of at most {_MOST_LETS} numbers")
     lets = {key: _number(value, f"let.{key}") for key, value in given.items()}
     _refuse_circles(lets)
     tables, parts = (table.get(key, []) for key in ("rule", "part"))

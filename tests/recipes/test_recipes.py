@@ -242,6 +242,7 @@ def test_every_recipe_that_comes_with_it_is_right() -> None:
     listed = json.loads(invoke(["recipe", "list", "--json"]).stdout)
     assert not listed["errors"]
     assert all(one["about"] and one["source"] and one["from"] and one["to"] for one in listed["recipes"])
+    assert invoke(["recipe", "show", *(one["name"] for one in listed["recipes"]), "--reverse"]).exit_code == 0
 
 
 # Random recipes, against torch doing the same in memory
