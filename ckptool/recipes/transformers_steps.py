@@ -12,6 +12,7 @@ from ckptool.errors import UnsupportedFeature
 Shape = tuple[int, ...]
 Rule = dict[str, Any]
 _LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBERS: Final = re.compile(r"(?<![^.])(\d+)(?![^.])")
 
 
 def rules_of(
@@ -197,13 +198,17 @@ def _named(parts: list[list[str]], lists: bool) -> str | list[str]:
 
 
 def _starred(names: list[str]) -> str | None:
-    """Return one name for those that differ in one number alone, from 0 in this order; else None."""
-    pieces = [re.split(r"(\d+)", name) for name in names]
-    for at, columns in enumerate(zip(*pieces, strict=False)):
-        if columns == tuple(str(n) for n in range(len(names))):
-            one = [*pieces[0][:at], "{e*}", *pieces[0][at + 1 :]]
-            if all([*piece[:at], "{e*}", *piece[at + 1 :]] == one for piece in pieces):
-                return "".join(one)
+    """
+    Return one name for those that differ in one number alone, from 0 in this order; else None.
+
+    Of several numbers, which only a list of one can have, it is the innermost: that of the expert, not of the layer.
+    """
+    pieces = [_NUMBERS.split(name) for name in names]
+    wanted = [str(n) for n in range(len(names))]
+    for at in reversed(range(len(pieces[0]))):
+        starred = {"".join([*piece[:at], "{e*}", *piece[at + 1 :]]) for piece in pieces}
+        if len(starred) == 1 and [piece[at : at + 1] for piece in pieces] == [[one] for one in wanted]:
+            return starred.pop()
     return None
 
 

@@ -199,6 +199,13 @@ def test_operations_are_steps_and_layers_are_one_rule() -> None:
     recipe_of("three", {"rule": [wanted]}, "three", lambda name: recipe_of(name, {}, name, None))  # type: ignore[arg-type]
 
 
+def test_the_only_expert_of_the_first_layer_is_not_taken_for_the_layer() -> None:
+    stacked = said(("MergeModulelist", {"dim": 0}), sources=["experts.*.w1"], targets=["both"])
+    steps = [{"op": "stack", "dim": 0}]
+    (rule,) = rules_of(stacked, [{"m.0.experts.0.w1": (4, 6)}], {"m.0.both": (1, 4, 6)}, None, "m.0.both")
+    assert rule == {"from": "m.0.experts.{e*}.w1", "to": "m.0.both", "steps": steps}
+
+
 def test_what_computes_is_refused_by_name() -> None:
     dequantised = said(("Dequantize", {}), sources=["w"], targets=["w"])
     with pytest.raises(UnsupportedFeature, match=r"'m\.w': transformers does Dequantize to it"):
