@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+import ckptool
 from tests.recipes.layouts import (
     DIM,
     GROUPS,
@@ -171,7 +172,8 @@ def test_layers_of_mistral_have_the_logits_of_transformers(
 def test_gpt_of_megatron_has_the_logits_of_transformers(
     experts: int, tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, theirs = gpt(experts, monkeypatch)
+    model = gpt(experts, monkeypatch)
+    state, theirs = of(model), logits_of_gpt(model)
     recipe = "megatron-moe" if experts else "megatron-gpt"
     said = LLAMA | {"head_dim": 2 * HEAD}
     made = there(recipe, with_transformer_engine(state, experts), said, tmp_path, said)
@@ -181,8 +183,22 @@ def test_gpt_of_megatron_has_the_logits_of_transformers(
     torch.testing.assert_close(theirs, logits(made, "MixtralConfig" if experts else "LlamaConfig", tmp_path, **config))
 
 
-def gpt(experts: int, monkeypatch: pytest.MonkeyPatch) -> tuple[State, torch.Tensor]:
-    """Return the tensors and logits of a GPT of Megatron-core, on a CPU."""
+def test_what_megatron_stores_in_torch_dist_is_the_same_model(
+    tmp_path: Path, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = gpt(0, monkeypatch)
+    of(model)
+    stored = {name: one for name, one in model.sharded_state_dict().items() if not name.endswith("_extra_state")}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    (tmp_path / "stored").mkdir()
+    pytest.importorskip("megatron.core.dist_checkpointing").save(stored, str(tmp_path / "stored"))
+    said = LLAMA | {"head_dim": 2 * HEAD}
+    made = there("megatron-dist", ckptool.load(tmp_path / "stored"), said, tmp_path, said)
+    torch.testing.assert_close(logits_of_gpt(model), logits(made, "LlamaConfig", tmp_path, head_dim=2 * HEAD))
+
+
+def gpt(experts: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a GPT of Megatron-core on a CPU."""
     core = pytest.importorskip("megatron.core")
     models = pytest.importorskip("megatron.core.models.gpt")
     specs = pytest.importorskip("megatron.core.models.gpt.gpt_layer_specs")
@@ -216,7 +232,7 @@ def gpt(experts: int, monkeypatch: pytest.MonkeyPatch) -> tuple[State, torch.Ten
         settings |= {"num_moe_experts": experts, "moe_router_topk": 2, "moe_ffn_hidden_size": HIDDEN}
         settings |= {"moe_router_load_balancing_type": "none", "moe_router_dtype": "fp32"}
     spec = specs.get_gpt_layer_local_spec(experts or None, moe_grouped_gemm=False, normalization="RMSNorm")
-    model = models.GPTModel(
+    return models.GPTModel(
         configs.TransformerConfig(**settings),
         spec,
         VOCABULARY,
@@ -225,10 +241,14 @@ def gpt(experts: int, monkeypatch: pytest.MonkeyPatch) -> tuple[State, torch.Ten
         rotary_base=10000,
         share_embeddings_and_output_weights=False,
     )
-    state, length = of(model), IDS.shape[1]
+
+
+def logits_of_gpt(model: Any) -> torch.Tensor:
+    length = IDS.shape[1]
     mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
     with torch.no_grad():
-        return state, model(IDS, torch.arange(length)[None], mask)
+        found: torch.Tensor = model(IDS, torch.arange(length)[None], mask)
+        return found
 
 
 def with_transformer_engine(state: State, experts: int) -> State:

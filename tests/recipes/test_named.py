@@ -122,7 +122,25 @@ def test_megatron(tmp_path: Path) -> None:
             )
         recipe = "megatron-moe" if experts else "megatron-gpt"
         said = LLAMA | {"head_dim": head}
-        there_and_back(recipe, of_megatron(state, experts), state, tmp_path / f"{head}-{experts}", said, said)
+        theirs = of_megatron(state, experts)
+        there_and_back(recipe, theirs, state, tmp_path / f"{head}-{experts}", said, said)
+        if not experts:
+            there_and_back(
+                "megatron-dist",
+                layers_stacked(theirs),
+                state,
+                tmp_path / ("wide" if head > HEAD else "narrow"),
+                said,
+                said,
+            )
+
+
+def layers_stacked(state: State) -> State:
+    """Return a state dict with one tensor for all layers, as Megatron-core stores it in torch_dist."""
+    made: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in state.items():
+        made.setdefault(re.sub(r"layers\.\d+", "layers", name), []).append(tensor)
+    return {name: torch.stack(parts) if ".layers." in name else parts[0] for name, parts in made.items()}
 
 
 def test_mlx(tmp_path: Path) -> None:
