@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 from ckptool.errors import MigrationRefused
-from ckptool.recipes.transformers_steps import Rule, Shape, for_all_layers, rules_of
+from ckptool.recipes.transformers_steps import Rule, Shape, for_all_layers, is_for_scales, rules_of
 from ckptool.torch_ops.packages import needed
 
 
@@ -144,10 +144,11 @@ def _rules(group: _Group, model: Any) -> list[Rule]:
         if len(names) > 1:
             raise MigrationRefused(f"{len(names)} tensors would become {group.target!r}: {', '.join(names)}")
         return [{"from": names[0], "to": group.target}]
-    for pattern in group.converter.source_patterns:
-        if pattern not in group.parts:
-            raise MigrationRefused(f"{group.target!r} needs {pattern!r}, which is missing")
-    parts = [group.parts[pattern] for pattern in group.converter.source_patterns]
+    patterns = group.converter.source_patterns
+    missing = [pattern for pattern in patterns if pattern not in group.parts]
+    if missing and not is_for_scales(group.converter):
+        raise MigrationRefused(f"{group.target!r} needs {missing[0]!r}, which is missing")
+    parts = [group.parts[pattern] for pattern in patterns if pattern in group.parts]
     return rules_of(group.converter, parts, _made(group, model), model, group.target)
 
 

@@ -12,7 +12,13 @@ from ckptool.errors import UnsupportedFeature
 Shape = tuple[int, ...]
 Rule = dict[str, Any]
 _LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+_DEQUANTIZES: Final = "Inkling2LoopDequantizeExperts"
 _NUMBERS: Final = re.compile(r"(?<![^.])(\d+)(?![^.])")
+
+
+def is_for_scales(converter: Any) -> bool:
+    """Say whether a converter takes weights alone, too: it makes quantised ones plain, and has no part in others."""
+    return type(converter.operations[0]).__name__ == _DEQUANTIZES
 
 
 def rules_of(
@@ -49,8 +55,7 @@ class _Steps:
         for operation in converter.operations:
             say = _OPERATIONS.get(type(operation).__name__)
             if say is None:
-                fact = f"{target!r}: transformers does {type(operation).__name__} to it, which is no move of bytes"
-                raise UnsupportedFeature(fact)
+                raise _computed(target, operation)
             say(self, operation)
         if [shape for part in self.shapes for shape in part] != made:
             raise UnsupportedFeature(f"{target!r}: transformers makes {made} of it, and these steps {self.shapes}")
@@ -115,6 +120,11 @@ class _Steps:
     def flattened(self, _operation: Any) -> None:
         self._reshape(self.shapes[0][0], self.made[0])
 
+    def plain(self, operation: Any) -> None:
+        """Nothing, where there are no scales."""
+        if len(self.shapes) > 1:
+            raise _computed(self.target, operation)
+
     def unpadded(self, _operation: Any) -> None:
         """Nothing, where no row is padding: dropping some is seen by their number."""
 
@@ -137,6 +147,11 @@ class _Steps:
         self.shapes = [[shape]]
 
 
+def _computed(target: str, operation: Any) -> UnsupportedFeature:
+    fact = f"{target!r}: transformers does {type(operation).__name__} to it, which is no move of bytes"
+    return UnsupportedFeature(fact)
+
+
 _OPERATIONS: Final[Mapping[str, Callable[[_Steps, Any], None]]] = {
     "MergeModulelist": _Steps.stacked,
     "SplitModulelist": _Steps.unstacked,
@@ -150,6 +165,7 @@ _OPERATIONS: Final[Mapping[str, Callable[[_Steps, Any], None]]] = {
     "Inkling2UnpadVocab": _Steps.unpadded,
     "Inkling2LoopMergeMessageQueries": _Steps.queries_merged,
     "LinearToConv3d": _Steps.flattened,
+    _DEQUANTIZES: _Steps.plain,
 }
 
 
