@@ -137,7 +137,7 @@ class _Steps:
         join, cut = {"op": "concat", "dim": 1}, {"op": "chunk", "dim": 1}
         if operation.inverse:
             together = {"op": "reshape", "was": pairs, "shape": list(made)}
-            self.said += [cut | {"parts": 4, "order": order}, join, cut, together]
+            self.said += [cut | {"parts": 4, "order": order}, join | {"parts": 4}, cut, together]
         else:
             self.said += [apart, join, cut | {"parts": 4}, join | {"order": order}]
         self.shapes = [[one] for one in self.made]

@@ -27,6 +27,7 @@ KINDS = {
     "ernie4_5_vl_moe": "experts of text and of images are stacked apart, and a gate is transposed",
     "inkling_mm_model": "rows that alternate are put apart",
     "inkling2": "rows that alternate, and indices that are one more",
+    "inkling2_loop": "queries of four kinds in another order",
     "kimi_k25": "cut in three, of which two are turned for rope; names that move up together",
     "gradium_phonon_tts": "cut in three and turned",
     "mistral_large4": "turned for rope, by a number of the vision tower",
