@@ -124,8 +124,8 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
     read = {id(stream.source) for stream in checkpoint.streams if stream.start == 0}
     shards = (shard.source for shard in checkpoint.shards)
     sources = [checkpoint.source, *(archive.source for archive in checkpoint.archives), *shards]
-    if checkpoint.member is not None:
-        sources += (stream.source for stream in checkpoint.streams)
+    is_member = checkpoint.member is not None
+    sources += (one.source for one in checkpoint.streams if is_member or one.start == one.end)
     if checkpoint.traits.is_plain:  # the archive that it is a member of is the last one
         parts = (checkpoint.member or "").split("::")
         names = ["::".join(parts[at:]) for at in range(len(parts))]
@@ -260,7 +260,7 @@ def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> Non
 
     ``but`` are ends of the names of others that are not looked at.
     """
-    known = set(_own_records(checkpoint).values())
+    known = {*_own_records(checkpoint).values()} - {""}
     for archive in checkpoint.archives:
         if any(name in archive for name in known):
             for name in _others(checkpoint, archive, known):

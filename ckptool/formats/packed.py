@@ -63,10 +63,9 @@ def read(probe: Probe) -> Parsed:
             fact = f"not a checkpoint: a {kind.name} file of {probe.source.nbytes:,} bytes with nothing in it"
             raise NotACheckpoint(fact, kind=f"{kind.name}-empty", hint="Pack or download it again.")
         parsed = probe.read_inner(content)
-        if end < probe.source.nbytes:  # some readers pass over what follows
-            behind = Stream("", probe.source, end, end, (), rest=end)
-            return parsed._replace(streams=(*parsed.streams, behind))
-        return parsed
+        behind = Stream("", probe.source, end, end, (), rest=end if end < probe.source.nbytes else None)
+        unpacked = Stream("", content, content.nbytes, content.nbytes, ())  # for who reads it as something else
+        return parsed._replace(streams=(*parsed.streams, unpacked, behind))
     archive = probe.zip or probe.tar
     if archive is None:
         raise MalformedFile("an archive without members", kind="empty-archive")

@@ -6,13 +6,17 @@ In each case a loader makes a folder, by what is hidden in the file.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from struct import pack
 
+import joblib
 import pytest
 import torch
 
@@ -32,9 +36,9 @@ HIDDEN = ENTRY + pickled(RUNS)
 """A table whose second pickle, behind the elements of the storage, runs."""
 
 
-def safetensors_that_are_a_stream() -> bytes:
+def safetensors_that_are(pickles: bytes) -> bytes:
     """The length of the header begins a text for a pickle, which goes on in the name of a tensor, and in the data."""
-    length, data = 39 << 8 | ord("X"), b"A" * 26 + b"0" + (HEAD + REST)[2:]
+    length, data = 39 << 8 | ord("X"), b"A" * 26 + b"0" + pickles[2:]
     begin = '{"__metadata__":{"'.ljust(36, "a") + "0"
     begin += ("C~" + "b" * 126 + "0") * ((length - len(begin) - 102) // 129) + "C~"
     end = f'":"x"}},"w":{{"dtype":"U8","shape":[{len(data)}],"data_offsets":[0,{len(data)}]}}}}'
@@ -68,7 +72,7 @@ def sparse() -> bytes:
 
 TAR, TABLE = tar_file(SOUND)[:-1024], tar_member("t", HIDDEN)
 TWOFOLD: dict[str, Callable[[], bytes]] = {
-    "safetensors that are a stream": safetensors_that_are_a_stream,
+    "safetensors that are a stream": lambda: safetensors_that_are(HEAD + REST),
     "a tar that is a stream": lambda: tar_that_is_a_stream() + bytes(1024),
     "a tar that is a stream alone": lambda: (
         tar_member("x", b"." + REST, put={0: tar_that_is_a_stream()[:99]}) + tar_member("p", b"", b"x")
@@ -115,3 +119,15 @@ def test_files_in_exported_programs_are_looked_at_as_files(
     assert Path(MADE).is_dir()
     assert check("x.pt2").grade == "system"
     assert invoke(["check", "--fail-on", "code", "x.pt2"]).exit_code == 1
+
+
+@pytest.mark.parametrize("pack_up", [gzip.compress, zlib.compress, bz2.compress])
+def test_what_is_unpacked_may_be_something_else_as_well(
+    pack_up: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x").write_bytes(pack_up(safetensors_that_are(pickled(RUNS))))
+    joblib.load("x")
+    assert Path(MADE).is_dir()
+    assert check("x").grade == "system"
+    assert invoke(["check", "--deep", "--strict", "--fail-on", "code", "x"]).exit_code == 1
