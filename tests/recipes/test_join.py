@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,52 +106,6 @@ def test_metas_llama_is_joined_and_cut_again(rules: str, embedding: int, ranks: 
         assert_equal(torch.load(tmp_path / "again" / f"consolidated.{rank:02}.pth"), wanted)
     other = {"meta-llama": "meta-llama3", "meta-llama3": "meta-llama"}[rules]
     refused(folder, other, "slices-shape", "tok_embeddings.weight", rules)
-
-
-RANK = """
-import sys
-import torch
-import torch.distributed as dist
-from fairscale.nn.model_parallel import initialize as parallel
-from fairscale.nn.model_parallel import layers
-
-rank, folder, embedding = int(sys.argv[1]), sys.argv[2], getattr(layers, sys.argv[3])
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-parallel.initialize_model_parallel(2)
-torch.manual_seed(rank)
-net = torch.nn.Module()
-net.tok_embeddings = embedding(10, 8, init_method=torch.nn.init.normal_)
-layer = torch.nn.Module()
-layer.feed_forward = torch.nn.Module()
-layer.feed_forward.w1 = layers.ColumnParallelLinear(8, 12, bias=False, gather_output=False)
-layer.feed_forward.w2 = layers.RowParallelLinear(12, 8, bias=False, input_is_parallel=True)
-net.layers = torch.nn.ModuleList([layer])
-net.norm = torch.nn.LayerNorm(8, bias=False)
-net.output = layers.ColumnParallelLinear(8, 10, bias=False)
-torch.save(net.state_dict(), f"{folder}/consolidated.{rank:02}.pth")
-with torch.no_grad():
-    found = net.tok_embeddings(torch.arange(10))
-    found = net.output(net.norm(layer.feed_forward.w2(layer.feed_forward.w1(found).relu())))
-if rank == 0:
-    torch.save(found, f"{folder}/found.pt")
-"""
-
-
-@pytest.mark.parametrize(
-    ("rules", "embedding"), [("meta-llama", "ParallelEmbedding"), ("meta-llama3", "VocabParallelEmbedding")]
-)
-def test_the_layers_of_fairscale_compute_what_is_joined(rules: str, embedding: str, tmp_path: Path) -> None:
-    pytest.importorskip("fairscale")
-    calls = [[sys.executable, "-c", RANK, str(rank), str(tmp_path), embedding] for rank in range(2)]
-    started = [subprocess.Popen(call, stdout=subprocess.DEVNULL) for call in calls]
-    assert [one.wait(300) for one in started] == [0, 0]
-    ckptool.migrate(tmp_path, tmp_path / "whole.pth", join=rules)
-    whole = torch.load(tmp_path / "whole.pth")
-    embedded = whole["tok_embeddings.weight"] @ whole["layers.0.feed_forward.w1.weight"].T
-    normed = torch.nn.functional.layer_norm(
-        embedded.relu() @ whole["layers.0.feed_forward.w2.weight"].T, (8,), whole["norm.weight"]
-    )
-    torch.testing.assert_close(normed @ whole["output.weight"].T, torch.load(tmp_path / "found.pt"))
 
 
 def test_metas_slices_become_transformers_layout_in_one_call_and_back(tmp_path: Path) -> None:
