@@ -21,7 +21,7 @@ from ckptool.tensors.reading import LazyTensor
 
 Bound: TypeAlias = tuple[tuple[str, str], ...]
 """What variables are, but for that of a list."""
-_REST_HINT: Final = "Leave them out with `exclude=`; a recipe that says rest = 'keep' keeps them as they are."
+_REST_HINT: Final = "Leave them out when it is migrated, `exclude=`; a recipe that says rest = 'keep' keeps them."
 
 
 class Move(NamedTuple):
