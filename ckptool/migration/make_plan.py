@@ -29,7 +29,7 @@ from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 from ckptool.recipes.apply import Move
-from ckptool.recipes.find import AskedRecipe, asked
+from ckptool.recipes.find import AskedRecipe, asked, settings_of
 from ckptool.recipes.slices import SliceRules
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.tensor import TensorInfo
@@ -170,7 +170,8 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
     with open_checkpoint(like) as other, about(other.path):
         tensors = prepare(other, choose(other, None, "auto"), NameChanges()).tensors
         wanted = {name: tensor.shape for name, tensor in tensors.items()}
-    way, *others = ways_to(checkpoint, weights, wanted)
+        said = {} if settings_of(checkpoint) else settings_of(other)
+    way, *others = ways_to(checkpoint, weights, wanted, {**said, **changes.recipe_arguments})
     if others or not way.fits:
         ways = [one.options for one in (way, *others)]
         fact = f"more than one way leads to the names of {other.path!r}: {some(ways)}"
@@ -179,7 +180,14 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
         hint = "Say which; 'ckptool recipe list' lists the layouts that are known."
         raise MigrationRefused(fact, kind="not-alike", hint=hint)
     rules = tuple(change.rule for change in way.changes)
-    found = changes._replace(rename=(*changes.rename, *rules), recipe=way.recipe, reverse=way.reverse, like=None)
+    found = changes._replace(
+        rename=(*changes.rename, *rules),
+        exclude=(*changes.exclude, *way.exclude),
+        recipe=way.recipe,
+        reverse=way.reverse,
+        recipe_arguments=way.numbers,
+        like=None,
+    )
     return found, f"as {other.path!r} is: {way.options}"
 
 

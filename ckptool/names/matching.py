@@ -80,7 +80,16 @@ as parametrizations and before; attention in diffusers, before and since 0.18.
 
 _SPELLINGS = (
     *SPELLINGS,
-    ((r"\bweight_g$", "parametrizations.weight.original0"), (r"\bweight_v$", "parametrizations.weight.original1")),
+    (
+        (r"\b(weight\w*)_g$", r"parametrizations.\1.original0"),
+        (r"\b(weight\w*)_v$", r"parametrizations.\1.original1"),
+    ),
+    (
+        (r"\b(weight\w*)_orig$", r"parametrizations.\1.original"),
+        (r"\b(weight\w*)_([uv])$", r"parametrizations.\1.0._\2"),
+    ),
+    ((r"\b(lora_\w+)\.default\b", r"\1"),),
+    ((r"\b(lora_(?:embedding_)?[AB])\b", r"\1.default"),),
     (
         (r"\bto_q\.(weight|bias)$", r"query.\1"),
         (r"\bto_k\.(weight|bias)$", r"key.\1"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Final
 
@@ -57,13 +58,20 @@ class Pattern:
         self.many = many[0] if many else None
         """The variable that takes the numbers of a list."""
         self.variables = frozenset(variables)
-        self._pattern = re.compile("".join(parts), re.DOTALL)
+        self._begin, self._end = text.partition("{")[0], text[end:]
+        self._expression = "".join(parts)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(self._expression, re.DOTALL)  # of thousands of patterns, a name needs few
 
     def match(self, name: str) -> dict[str, str] | None:
         """Return what a name binds the variables to; None if it is another name, or longer than names are."""
         if not self.variables:
             return {} if name == self.text else None
-        found = self._pattern.fullmatch(name) if len(name) <= LONGEST else None
+        if len(name) > LONGEST or not (name.startswith(self._begin) and name.endswith(self._end)):
+            return None
+        found = self._pattern.fullmatch(name)
         return None if found is None else {key: text or "" for key, text in found.groupdict().items()}
 
     def name(self, bound: Mapping[str, str]) -> str:

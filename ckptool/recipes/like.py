@@ -8,21 +8,26 @@ and one of the recipes that come with ckptool.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from glob import escape
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
-from ckptool.errors import Failure
+from ckptool.errors import Failure, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.names import matching
-from ckptool.names.matching import KeyMatch, Renames, Shapes, is_benign
+from ckptool.names.matching import KeyMatch, Rename, Renames, Shapes, is_benign
+from ckptool.names.renaming import matches
 from ckptool.recipes.apply import Applied
-from ckptool.recipes.find import AskedRecipe, named_recipes, read_recipe
+from ckptool.recipes.find import NO_NUMBERS, AskedRecipe, named_recipes, read_recipe
 from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
 """Names of each side that a recipe has to know before it is tried."""
+_DEEPEST: Final = 3
+"""Components that all names begin with, of which a recipe may know nothing."""
 _SIDES: Final = attrgetter("sources"), attrgetter("targets")
 
 
@@ -37,13 +42,19 @@ class Way(NamedTuple):
     """How the outcome fits."""
     made: Mapping[str, object] = {}
     """What each tensor is made of."""
+    exclude: tuple[str, ...] = ()
+    """Globs of buffers that a model computes itself, and that the other has not."""
+    numbers: Mapping[str, int] = NO_NUMBERS
+    """What the recipe has to be told."""
+    lacks: str = ""
+    """Which number nothing says."""
 
     @property
     def fits(self) -> bool:
         """Whether every name that is wanted has one candidate, and nothing is left over."""
         matched = self.matched
-        is_clear = not (matched.unexpected or matched.reshaped or matched.alternatives or matched.target_wrapped)
-        return is_clear and bool(matched.pairs) and all(map(is_benign, matched.missing))
+        is_clear = not (matched.reshaped or matched.alternatives or matched.target_wrapped or self.lacks)
+        return is_clear and bool(matched.pairs) and all(map(is_benign, (*matched.missing, *matched.unexpected)))
 
     @property
     def options(self) -> str:
@@ -52,11 +63,15 @@ class Way(NamedTuple):
         given += [(change.option, f"'{change.argument}'" if change.argument else "True") for change in self.changes]
         given += [("recipe", f"'{self.recipe}'")] if self.recipe else []
         given += [("reverse", "True")] if self.reverse else []
+        given += [("recipe_arguments", str(dict(self.numbers)))] if self.numbers else []
+        given += [("exclude", str(list(self.exclude)))] if self.exclude else []
         return ", ".join(f"`{option}={value}`" for option, value in given) or "no change"
 
     @property
     def left(self) -> str:
         """What does not fit."""
+        if self.lacks:
+            return self.lacks
         matched = self.matched
         missing = [name for name in matched.missing if not is_benign(name)]
         facts = [f"{counted(len(missing), 'name')} missing: {some(missing)}"] if missing else []
@@ -68,23 +83,54 @@ class Way(NamedTuple):
         return "; ".join(facts) or "its wrappers"
 
 
-def ways_to(checkpoint: Checkpoint, weights: Weights, expected: Shapes) -> list[Way]:
-    """Return the ways that fit, each other than the others; if none does, the one that explains most, and fits not."""
+def ways_to(
+    checkpoint: Checkpoint, weights: Weights, expected: Shapes, numbers: Mapping[str, int] = NO_NUMBERS
+) -> list[Way]:
+    """
+    Return the ways that fit, each other than the others; if none does, the one that explains most, and fits not.
+
+    ``numbers`` are for recipes, beside what the checkpoint says.
+    """
     shapes = _shapes(weights)
     plain = matching.match(expected, shapes)
-    best = Way(plain.changes, None, False, plain)
+    best = Way(plain.changes, None, False, plain, exclude=_globs(plain, weights.old_names))
     if best.fits:
         return [best]
     fitting: list[Way] = []
-    for recipe, reverse in _recipes(list(shapes), list(expected)):
-        way = _way(checkpoint, weights, expected, recipe, reverse=reverse)
-        if way is None:
-            continue
-        if way.fits and all(way.made != other.made for other in fitting):
-            fitting.append(way)
-        if len(way.matched.pairs) > len(best.matched.pairs):
-            best = way
-    return fitting or [best]
+    lacking: list[Way] = []
+    for start in _starts(list(shapes)):
+        for recipe, reverse in _recipes(matching.renamed(list(shapes), start) or [], list(expected)):
+            way = _way(checkpoint, weights, expected, recipe, start, reverse=reverse, numbers=numbers)
+            if way is None:
+                continue
+            if way.lacks:
+                lacking.append(way)
+            elif way.fits and all(way.made != other.made for other in fitting):
+                fitting.append(way)
+            elif len(way.matched.pairs) > len(best.matched.pairs):
+                best = way
+    return [*fitting, *lacking] if fitting else lacking[:1] or [best]
+
+
+def _starts(names: list[str]) -> Iterator[Renames]:
+    """Yield what may be taken off names before a recipe: wrappers, then components that all of them begin with."""
+    wrappers = matching.wrappers_off(names)
+    yield wrappers
+    parts = [name.split(".") for name in matching.renamed(names, wrappers) or names]
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*(one[:-1] for one in parts), strict=False))
+    common = [column[0] for column in islice(columns, _DEEPEST)]
+    for depth in range(1, len(common) + 1):
+        yield (*wrappers, Rename("strip_prefix", ".".join(common[:depth])))
+
+
+def _globs(matched: KeyMatch, old_names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return globs of the buffers that are left over, as the source calls them; of nothing that is taken."""
+    left = [old_names[name] for name in matched.unexpected if is_benign(name)]
+    taken = [old_names[name] for name in matched.pairs.values()]
+    short = dict.fromkeys(f"*{name.rpartition('.')[2]}" for name in left)
+    if any(matches(glob, name) for glob in short for name in taken):
+        return tuple(map(escape, left))
+    return tuple(short)
 
 
 def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
@@ -93,8 +139,7 @@ def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
 
 def _recipes(found: Sequence[str], expected: Sequence[str]) -> Iterator[tuple[Recipe, bool]]:
     """Yield the recipes, and whether they are reversed, that may be about names on both sides."""
-    bare = matching.renamed(list(found), matching.wrappers_off(found)) or list(found)
-    sides = [[names[len(names) * at // _SAMPLES] for at in range(_SAMPLES)] for names in (bare, expected) if names]
+    sides = [[names[len(names) * at // _SAMPLES] for at in range(_SAMPLES)] for names in (found, expected) if names]
     for name in named_recipes() if len(sides) == 2 else ():
         recipe = read_recipe(name)
         for reverse in (False, True):
@@ -109,21 +154,37 @@ def _recipes(found: Sequence[str], expected: Sequence[str]) -> Iterator[tuple[Re
                 yield turned, reverse
 
 
-def _way(checkpoint: Checkpoint, weights: Weights, expected: Shapes, recipe: Recipe, *, reverse: bool) -> Way | None:
+def _way(
+    checkpoint: Checkpoint,
+    weights: Weights,
+    expected: Shapes,
+    recipe: Recipe,
+    changes: Renames,
+    *,
+    reverse: bool,
+    numbers: Mapping[str, int],
+) -> Way | None:
     """Return the way by a recipe: after the renames that its outcome shows to be needed; None if it is no way."""
-    asked = AskedRecipe(recipe, {})
-    changes = matching.wrappers_off(weights.tensors)
+    known = {*recipe.numbers, *recipe.lets}
+    own = {name: value for name, value in numbers.items() if name in known}
+    asked = AskedRecipe(recipe, own)
     for _ in range(2):
         renamed = _renamed(weights, changes)
         if renamed is None:
             return None
         try:
             applied = asked.applied(checkpoint, renamed)
+        except MigrationRefused as error:
+            if error.kind != "recipe-number" or recipe.keeps_rest:
+                return None
+            left = f"{error.message}. {error.hint or ''}".rstrip()
+            return Way(changes, recipe.name, reverse, matching.by_name({}, {}), lacks=left)
         except Failure:
             return None
         matched = matching.match(expected, _shapes(applied.weights))
         if not matched.changes:
-            return Way(changes, recipe.name, reverse, matched, _made(applied))
+            exclude = _globs(matched, applied.weights.old_names)
+            return Way(changes, recipe.name, reverse, matched, _made(applied), exclude, own)
         changes = (*changes, *matched.changes)
     return None
 

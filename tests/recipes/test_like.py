@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 import ckptool
 from tests.program import invoke
+from tests.recipes.layouts import GROUPS, HEADS, LLAMA, llama, same
 
 Names = dict[str, tuple[int, ...]]
 
@@ -35,6 +37,39 @@ PAIRS = {
         {"a.weight_g": (2, 1), "a.weight_v": (2, 2)},
         {"a.parametrizations.weight.original0": (2, 1), "a.parametrizations.weight.original1": (2, 2)},
     ),
+    "weight_norm of an LSTM": (
+        {"a.weight_ih_l0_g": (2, 1), "a.weight_ih_l0_v": (2, 2), "a.bias_ih_l0": (2,)},
+        {
+            "a.parametrizations.weight_ih_l0.original0": (2, 1),
+            "a.parametrizations.weight_ih_l0.original1": (2, 2),
+            "a.bias_ih_l0": (2,),
+        },
+    ),
+    "spectral_norm, old to new": (
+        {"a.bias": (2,), "a.weight_orig": (2, 3), "a.weight_u": (2,), "a.weight_v": (3,)},
+        {
+            "a.bias": (2,),
+            "a.parametrizations.weight.original": (2, 3),
+            "a.parametrizations.weight.0._u": (2,),
+            "a.parametrizations.weight.0._v": (3,),
+        },
+    ),
+    "an adapter as PEFT saves it, to one in its model": (
+        {"q.lora_A.weight": (2, 4), "q.lora_B.weight": (4, 2), "e.lora_embedding_A": (2, 4)},
+        {"q.lora_A.default.weight": (2, 4), "q.lora_B.default.weight": (4, 2), "e.lora_embedding_A.default": (2, 4)},
+    ),
+    "an adapter of a model of PEFT, to one that it saves": (
+        {"q.lora_A.default.weight": (2, 4), "q.lora_B.default.weight": (4, 2)},
+        {"q.lora_A.weight": (2, 4), "q.lora_B.weight": (4, 2)},
+    ),
+    "attention of diffusers, old to new": (
+        {"a.query.weight": (2, 2), "a.key.weight": (2, 2), "a.value.weight": (2, 2), "a.proj_attn.weight": (2, 2)},
+        {"a.to_q.weight": (2, 2), "a.to_k.weight": (2, 2), "a.to_v.weight": (2, 2), "a.to_out.0.weight": (2, 2)},
+    ),
+    "by a recipe, below a trainer's prefix": (
+        under("model.", {"layer1.0.conv1.weight": (2, 2), "fc.weight": (3, 2)}),
+        {"resnet.encoder.stages.0.layers.0.layer.0.convolution.weight": (2, 2), "classifier.1.weight": (3, 2)},
+    ),
     "the same": (PLAIN, PLAIN),
 }
 
@@ -56,6 +91,14 @@ APART = {
     "one that is missing": ({"module.conv.weight": (4, 3), "module.conv.bias": (4,)}, PLAIN),
     "one too many": ({**under("module.", PLAIN), "module.other.weight": (9,)}, PLAIN),
     "another shape": (under("module.", {**PLAIN, "conv.bias": (5,)}), PLAIN),
+    "layers that are counted from 0 and from 1": (
+        {f"layers.{i}.{name}": (2, 2) for i in range(2) for name in ("fc.weight", "proj.weight")},
+        {f"layers.{i}.{name}": (2, 2) for i in range(1, 3) for name in ("fc.weight", "proj.weight")},
+    ),
+    "two modules, and two of other names": (
+        {f"{head}.{name}": (2, 2) for head in ("query", "key") for name in ("fc.weight", "proj.weight")},
+        {f"{head}.{name}": (2, 2) for head in ("one", "two") for name in ("fc.weight", "proj.weight")},
+    ),
     "two that could be it": ({**under("student.", PLAIN), **under("teacher.", PLAIN)}, PLAIN),
 }
 
@@ -69,6 +112,45 @@ def test_what_is_not_clear_is_refused_with_what_is_left(name: str, tmp_path: Pat
     assert str(source) in done.stderr
     assert "no known way leads to the names" in done.stderr
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_buffers_that_a_model_computes_are_left_out_where_the_other_has_none(tmp_path: Path) -> None:
+    computed: Names = {"position_ids": (1, 4), "norm.num_batches_tracked": ()}
+    source = saved(tmp_path / "source.pth", under("module.", {**PLAIN, **computed}))
+    other = saved(tmp_path / "other.pth", PLAIN)
+    report = ckptool.migrate(source, tmp_path / "out.safetensors", like=other)
+    assert "`exclude=['*position_ids', '*num_batches_tracked']`" in str(report)
+    assert set(load_file(tmp_path / "out.safetensors")) == set(PLAIN)
+    some = saved(tmp_path / "some.pth", {**PLAIN, "norm.num_batches_tracked": ()})
+    more = saved(tmp_path / "more.pth", {**PLAIN, **computed, "next.num_batches_tracked": ()})
+    ckptool.migrate(more, tmp_path / "some.safetensors", like=some)
+    assert set(load_file(tmp_path / "some.safetensors")) == {*PLAIN, "norm.num_batches_tracked"}
+
+
+def test_numbers_of_a_recipe_are_those_of_the_source_or_of_the_other_or_are_asked_for(tmp_path: Path) -> None:
+    hf = llama()
+    folders = [tmp_path / name for name in ("source", "other")]
+    for folder in folders:
+        folder.mkdir()
+    torch.save(hf, folders[1] / "hf.pth")
+    (folders[1] / "config.json").write_text(json.dumps(LLAMA))
+    (folders[0] / "params.json").write_text(json.dumps({"n_heads": HEADS, "n_kv_heads": GROUPS}))
+    source, out = folders[0] / "meta.pth", tmp_path / "out.safetensors"
+    ckptool.migrate(folders[1] / "hf.pth", source, recipe="meta-llama", reverse=True)
+
+    assert "recipe_arguments" not in str(ckptool.migrate(source, out, like=folders[1] / "hf.pth"))
+    same(load_file(out), hf)
+    (folders[0] / "params.json").unlink()  # then the other says it
+    report = ckptool.migrate(source, out, like=folders[1] / "hf.pth", force=True)
+    assert "`recipe_arguments={'num_attention_heads': 4, 'num_key_value_heads': 2}`" in str(report)
+    same(load_file(out), hf)
+    (folders[1] / "config.json").unlink()
+    with pytest.raises(ckptool.MigrationRefused, match=r"'meta-llama'.* needs 'num_attention_heads'") as refused:
+        ckptool.migrate(source, out, like=folders[1] / "hf.pth", force=True)
+    assert "recipe_arguments" in str(refused.value)
+    numbers = {"n_heads": HEADS, "n_kv_heads": GROUPS}
+    ckptool.migrate(source, out, like=folders[1] / "hf.pth", recipe_arguments=numbers, force=True)
+    same(load_file(out), hf)
 
 
 def test_a_recipe_and_another_checkpoint_contradict_each_other(tmp_path: Path) -> None:
