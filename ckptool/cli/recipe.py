@@ -12,6 +12,7 @@ from ckptool.cli.printing import print_json, with_hints
 from ckptool.cli.text import error_text, say, say_sections
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import Failure
+from ckptool.messages import show
 from ckptool.recipes.find import named_recipes, read_recipe
 from ckptool.recipes.recipe import Recipe, Rule
 from ckptool.sections import Section, Table
@@ -67,17 +68,17 @@ def _listed(found: list[Recipe]) -> Iterator[Section]:
 def _checked(one: Recipe) -> str:
     has_way_back = all(rule.targets or rule.only == "forward" for rule in one.rules)
     needs = f", needs {', '.join(one.numbers)}" if one.numbers else ""
-    return f"{one.name}: fine, {len(one.rules):,} rules{needs}{'' if has_way_back else ', and no way back'}"
+    return f"{show(one.name)}: fine, {len(one.rules):,} rules{needs}{'' if has_way_back else ', and no way back'}"
 
 
 def _shown(one: Recipe) -> Iterator[Section]:
-    yield f"{one.name}: {one.about}" if one.about else one.name
+    yield show(f"{one.name}: {one.about}" if one.about else one.name)
     if one.source:
-        yield f"source: {one.source}"
+        yield show(f"source: {one.source}")
     if one.numbers:
         yield f"numbers: {', '.join(one.numbers)}"
     rows = [(" + ".join(map(str, rule.sources)), _does(rule), " + ".join(map(str, rule.targets))) for rule in one.rules]
-    yield Table(("from", "what", "to"), rows, [False] * 3)
+    yield Table(("from", "what", "to"), [tuple(map(show, row)) for row in rows], [False] * 3)
 
 
 def _does(rule: Rule) -> str:

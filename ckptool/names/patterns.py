@@ -9,17 +9,22 @@ of a list of modules, all that there are.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from math import comb, prod
 from types import MappingProxyType
 from typing import Final
 
+from ckptool.errors import LimitExceeded
 from ckptool.names.renaming import LONGEST
 
 _VARIABLE: Final = re.compile(r"\{([a-z][a-z0-9_]*)(\*|\+|:[^{}]+)?\}")
 PREFIX: Final = "p"
 """The variable that is any number of components."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_MOST_WAYS: Final = 100_000
+_SHORT: Final = 64
 _ADJACENT: Final = re.compile(r"\}\{")
 
 
@@ -36,8 +41,10 @@ class Pattern:
         if not text or _ADJACENT.search(text):
             raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
         parts, variables, end = list[str](), dict[str, str](), 0
+        between = list[str]()
         for found in _VARIABLE.finditer(text):
-            parts.append(re.escape(_plain(text, text[end : found.start()])))
+            between.append(text[end : found.start()])
+            parts.append(re.escape(_plain(text, between[-1])))
             name = found.group(1)
             what = found.group(2) or known.get(name, "")
             end = found.end()
@@ -59,6 +66,8 @@ class Pattern:
         """The variable that takes the numbers of a list."""
         self.variables = frozenset(variables)
         self._begin, self._end = text.partition("{")[0], text[end:]
+        self._between = Counter(between[1:])
+        """Texts between variables, each with how often it is there."""
         self._expression = "".join(parts)
 
     @cached_property
@@ -66,12 +75,23 @@ class Pattern:
         return re.compile(self._expression, re.DOTALL)  # of thousands of patterns, a name needs few
 
     def match(self, name: str) -> dict[str, str] | None:
-        """Return what a name binds the variables to; None if it is another name, or longer than names are."""
+        """
+        Return what a name binds the variables to; None if it is another name, or longer than names are.
+
+        Raises:
+            LimitExceeded: There are too many ways to try.
+        """
         if not self.variables:
             return {} if name == self.text else None
         if len(name) > LONGEST or not (name.startswith(self._begin) and name.endswith(self._end)):
             return None
-        found = self._pattern.fullmatch(name)
+        places = {text: name.count(text) if text else name.count(".") + 1 for text in self._between}
+        ways = prod(comb(places[text], times) for text, times in self._between.items())
+        if ways > _MOST_WAYS:  # nothing can stop Python's re in the middle of a name
+            fact = f"{self.text[:_SHORT]!r} can stand for {name[:_SHORT]!r} in more than {_MOST_WAYS:,} ways"
+            hint = "Write the pattern with fewer variables, or leave the name out with `exclude=`."
+            raise LimitExceeded(fact, kind="pattern-too-slow", hint=hint)
+        found = self._pattern.fullmatch(name) if ways else None
         return None if found is None else {key: text or "" for key, text in found.groupdict().items()}
 
     def name(self, bound: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import Final
 
 from ckptool.errors import MigrationRefused
 from ckptool.messages import some
@@ -18,6 +19,8 @@ from ckptool.tensors.pieces import Piece, in_pieces, joined, packed
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable, row_major
 
+_MOST_PARTS: Final = 1 << 16
+"""Tensors that one can be cut into."""
 Tensors = list[LazyTensor]
 """One tensor, or those of a list of modules."""
 Value = Callable[[Number], int]
@@ -198,14 +201,21 @@ def chunks(tensor: LazyTensor, dim: int, parts: int) -> Tensors:
     """Return a tensor in so many equal pieces along a dimension."""
     dim = _dim(tensor, dim, len(tensor.shape))
     size = tensor.shape[dim]
+    _refuse_many(tensor, parts)
     if parts < 1 or size % parts:
         raise _refused(tensor, f"its {size} along {dim} cannot be cut into {parts} equal parts")
     return cut(tensor, dim, [size // parts] * parts)
 
 
+def _refuse_many(tensor: LazyTensor, parts: int) -> None:
+    if parts > _MOST_PARTS:
+        raise _refused(tensor, f"it would become {parts:,} tensors, and {_MOST_PARTS:,} are allowed")
+
+
 def _unstacked(tensor: LazyTensor, dim: int, wanted: int | None = None) -> Tensors:
     dim = _dim(tensor, dim, len(tensor.shape))
     size = tensor.shape[dim]
+    _refuse_many(tensor, size)
     if wanted not in (None, size):
         raise _refused(tensor, f"it has {size} along {dim}, and the recipe wants {wanted}")
     found = []

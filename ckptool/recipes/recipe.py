@@ -56,6 +56,8 @@ _LONGEST: Final = 200
 _MOST: Final = 1 << 62
 _MOST_LETS: Final = 100
 _MOST_RULES: Final = 20_000
+_LONGEST_NAME: Final = 2_000
+"""Characters of a name, with all alternatives of its variables."""
 _HINT: Final = "docs/layouts.md says what a recipe may have."
 
 
@@ -329,6 +331,8 @@ def _rules(table: Mapping[str, Any]) -> Iterator[Rule]:
         for side in (sources, targets):
             texts = list(side)
             for key, text in entry.items():
+                if any(len(one) + one.count(f"<{key}>") * len(str(text)) > _LONGEST_NAME for one in texts):
+                    raise ValueError(f"each makes a name of more than {_LONGEST_NAME:,} characters")
                 texts = [one.replace(f"<{key}>", str(text)) for one in texts]
             sides.append(texts)
         rule = _rule(sides[0], sides[1], steps, only)
