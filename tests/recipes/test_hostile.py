@@ -47,7 +47,10 @@ def test_a_view_of_one_element_does_not_become_billions_of_tensors(operation: st
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
-        ("[let]\n" + "".join(f'a{n} = "a{n + 1}"\n' for n in range(5000)) + "a5000 = 1\n", "let is no table of at most 100 numbers"),
+        (
+            "[let]\n" + "".join(f'a{n} = "a{n + 1}"\n' for n in range(5000)) + "a5000 = 1\n",
+            "let is no table of at most 100 numbers",
+        ),
         (
             "[[rule]]\neach = [{"
             + ", ".join(f"a{n} = '{f'<a{n + 1}>' * 10}'" for n in range(9))
