@@ -153,7 +153,7 @@ def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
         start += count * steps[axis]
 
 
-_BAND_NBYTES: Final = 1 << 22
+_BAND_NBYTES: Final = 1 << 23
 """What is put together at a time."""
 
 Place: TypeAlias = tuple[object, int]
