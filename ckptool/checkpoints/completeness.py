@@ -18,7 +18,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
-from ckptool.names.renaming import Filter, strip_wrappers
+from ckptool.names.renaming import LONGEST, Filter, strip_wrappers
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.tensors.reading import LazyTensor, fault_of
@@ -240,7 +240,7 @@ def holes_in(tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
     """
     stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
     for name, tensor in tensors.items():
-        parts = name.split(".")
+        parts = name.split(".") if len(name) <= LONGEST else []
         for at, part in enumerate(parts[:-2]):
             if part.isdecimal() and len(part) < _DIGITS:
                 stack = stacks.setdefault(".".join(parts[:at]), {})

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, each
@@ -26,12 +26,15 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
-from ckptool.recipes.find import NO_NUMBERS, AskedRecipe, asked
+from ckptool.recipes import NO_NUMBERS, asked_recipe
 from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Likeness, Tolerance
+
+if TYPE_CHECKING:
+    from ckptool.recipes.find import AskedRecipe
 
 _MOST_CHANGES: Final = 1000
 
@@ -81,7 +84,7 @@ def diff(
     """
     check_arguments(diff, locals())
     tolerance = _tolerance(rtol, atol, has_values=values, stat=stat)
-    layout = asked(recipe, recipe_arguments, reverse=reverse)
+    layout = asked_recipe(recipe, recipe_arguments, reverse=reverse)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         scope, keys = scope_of(checkpoints[0], checkpoints[1], key_a, key_b, layout), (key_a, key_b)

@@ -7,7 +7,7 @@ A side also says what its file cannot hold (safetensors: devices, ties, an order
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import ckptool.system as system
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -17,9 +17,11 @@ from ckptool.errors import UnsupportedFeature
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert
-from ckptool.recipes.find import AskedRecipe
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
+
+if TYPE_CHECKING:
+    from ckptool.recipes.find import AskedRecipe
 
 Scope: TypeAlias = Literal["weights", "everything"]
 Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "values that are no tensors"]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -44,13 +44,16 @@ from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import some
 from ckptool.names.matching import Renames, may_be_missing
-from ckptool.recipes.find import NO_NUMBERS, AskedRecipe, asked
+from ckptool.recipes import NO_NUMBERS, asked_recipe
 from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops.models import codes_for_floats, values_apart
 from ckptool.torch_ops.values import narrows
+
+if TYPE_CHECKING:
+    from ckptool.recipes.find import AskedRecipe
 
 logger = logging.getLogger("ckptool")
 _DENSE_FIRST = "Its weights are quantised: make them dense, with ckptool.load_into(model, path, dequantize=True)."
@@ -119,7 +122,7 @@ def load_into(
     check_model(model)
     check_arguments(load_into, locals())
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
-    breaks, layout = break_quantized or dequantize, asked(recipe, recipe_arguments, reverse=reverse)
+    breaks, layout = break_quantized or dequantize, asked_recipe(recipe, recipe_arguments, reverse=reverse)
     with opened(source, limits) as checkpoint, _telling_of_quantised(checkpoint, None if dequantize else model):
         if verify:
             checkpoint.check_index()

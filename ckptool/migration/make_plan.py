@@ -28,14 +28,14 @@ from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
-from ckptool.recipes.apply import Move
-from ckptool.recipes.find import AskedRecipe, asked, settings_of
-from ckptool.recipes.slices import SliceRules
+from ckptool.recipes import asked_recipe
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
+    from ckptool.recipes.apply import Move
+    from ckptool.recipes.find import AskedRecipe
 
 
 Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[MadeWeight]]]
@@ -89,7 +89,7 @@ def make_plan(
             return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
-    recipe = asked(changes.recipe, numbers, reverse=changes.reverse)
+    recipe = asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
     weights, names, made, moves = _prepared(checkpoint, form, changes, names, casting, merge, recipe)
     plan = replace(plan, names=names, weights=weights, made=made, moves=moves)
     if changes.cut is not None:
@@ -160,7 +160,8 @@ def _prepared(
 
 def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> tuple[Changes, str]:
     """Return changes with the renames and the recipe that give weights the names of another checkpoint; say which."""
-    from ckptool.recipes.like import ways_to  # few ask for it
+    from ckptool.recipes.find import settings_of  # few ask for it
+    from ckptool.recipes.like import ways_to
 
     if changes.recipe is not None:
         _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
@@ -303,6 +304,8 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, 
     """Return the form to write where none is named: by the target's suffix, else by the other changes."""
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
     if changes.cut is not None:
+        from ckptool.recipes.slices import SliceRules
+
         return SliceRules(changes.join).form
     if changes.max_shard_size is not None:
         return "safetensors"

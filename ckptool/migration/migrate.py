@@ -28,7 +28,6 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
-from ckptool.recipes.slices import SliceRules
 from ckptool.sources.paths import is_far
 from ckptool.sources.source import Meter
 from ckptool.tensors.tensor import storages_nbytes
@@ -236,6 +235,7 @@ def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, 
     if not changes.joins:
         return None, changes
     from ckptool.recipes.joining import open_joined  # most are not in slices
+    from ckptool.recipes.slices import SliceRules
 
     rules = SliceRules(changes.join)
     joining = open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)

@@ -15,7 +15,6 @@ from ckptool.errors import MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted
 from ckptool.migration.changes import DeviceTags, TargetForm
-from ckptool.recipes.apply import Move
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
@@ -23,6 +22,7 @@ from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
+    from ckptool.recipes.apply import Move
     from ckptool.sources.files import FileSource
     from ckptool.sources.journal import Run
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.modules import unwrapped
@@ -27,10 +27,12 @@ from ckptool.migration.plan import OutFile, Plan
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
-from ckptool.recipes.apply import Move, moves_shown
 from ckptool.sections import Fact, Section, Sides, as_json, completed, html_of, text_of
 from ckptool.sources.paths import command_line, is_far, is_same_file, shown_path
 from ckptool.tensors.tensor import TensorInfo
+
+if TYPE_CHECKING:
+    from ckptool.recipes.apply import Move
 
 SCHEMA: Final = "ckptool.migrate/2"
 
@@ -459,7 +461,10 @@ def sections_of(report: MigrationReport) -> Iterator[Section]:
     tags = report.retagged.items()
     yield Fact("device", [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in tags])
     yield Fact("renamed", [f"{show(old)} -> {show(new)}" for old, new in report.renamed])
-    yield Fact("moved", list(moves_shown(report.moved)))
+    if report.moved:
+        from ckptool.recipes.apply import moves_shown  # few move any
+
+        yield Fact("moved", list(moves_shown(report.moved)))
     yield Fact("cast", list(_casts(report)))
     yield Fact("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
     yield Fact("metadata", [f"{show(key)}: {show(cut(text))}" for key, text in report.metadata.items()])

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -26,7 +25,6 @@ _TRANSFORMERS: Final = "transformers:"
 _SETTINGS: Final = ("config.json", "params.json")
 _INSIDE: Final = ("text_config", "llm_config")
 """Where settings of models for pictures and text have those of the language model."""
-NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 _HINT: Final = "docs/layouts.md says what a recipe may have."
 
 

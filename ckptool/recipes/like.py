@@ -20,8 +20,9 @@ from ckptool.messages import counted, some
 from ckptool.names import matching
 from ckptool.names.matching import KeyMatch, Rename, Renames, Shapes, is_benign
 from ckptool.names.renaming import matches
+from ckptool.recipes import NO_NUMBERS
 from ckptool.recipes.apply import Applied
-from ckptool.recipes.find import NO_NUMBERS, AskedRecipe, named_recipes, read_recipe
+from ckptool.recipes.find import AskedRecipe, named_recipes, read_recipe
 from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
