@@ -194,12 +194,12 @@ def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_p
 
 
 SLOW = {
-    "headers of numpy": b"\x93NUMPY\1\0\1\0(" * 400_000,
-    "headers of numpy, and pickles": b"\x93NUMPY\1\0\1\0((N." * 400_000,
-    "escaped backslashes": b'{"a": "' + b"\\u005c" * 1_000_000 + b'"}',
-    "escaped line ends": b'{"a": "\\u0041' + b"\\n" * 4_000_000 + b'"}',
+    "headers of numpy": b"\x93NUMPY\1\0\1\0(" * 130_000,
+    "headers of numpy, and pickles": b"\x93NUMPY\1\0\1\0((N." * 130_000,
+    "escaped backslashes": b'{"a": "' + b"\\u005c" * 330_000 + b'"}',
+    "escaped line ends": b'{"a": "\\u0041' + b"\\n" * 1_300_000 + b'"}',
     "escaped characters of all kinds": b'{"serialized": "%s"}'
-    % (b"".join(b"\\u00%02x" % n for n in range(35, 92)) * 20_000),
+    % (b"".join(b"\\u00%02x" % n for n in range(35, 92)) * 6_600),
 }
 
 
@@ -208,12 +208,12 @@ def test_odd_headers_and_escapes_take_time_and_memory_by_their_size(name: str, t
     place = written(tmp_path / "x", {"a.json": SLOW[name]})
     start = time.process_time()
     check(place)
-    assert time.process_time() - start < 6
+    assert time.process_time() - start < 3
     if name.startswith("escaped"):
         tracemalloc.start()
         try:
             check(place)
-            assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+            assert tracemalloc.get_traced_memory()[1] < 22 * 2**20
         finally:
             tracemalloc.stop()
 

@@ -29,7 +29,7 @@ PASS_ON_WINDOWS = [
         "tests/sources/test_windows.py",
     ),
     *("tests/formats/test_every_format.py", "tests/formats/test_broken_folders.py", "tests/cli/test_verbs.py"),
-    *("tests/migration/test_any_system.py", "tests/migration/test_outputs.py", "tests/migration/test_folders.py"),
+    *("tests/migration/test_any_system.py", "tests/migration/test_outputs.py"),
 ]
 """A part of those that need neither torch nor numpy; CONTRIBUTING.md has the command for all of them."""
 

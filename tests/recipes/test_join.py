@@ -437,7 +437,7 @@ def of_rank(tensor: torch.Tensor, dim: int | None, sizes: list[int], ranks: int,
     return torch.cat([block.chunk(ranks, dim)[rank] for block in tensor.split(sizes, dim)], dim)
 
 
-@settings(max_examples=times(25, 500), deadline=None)
+@settings(max_examples=times(15, 60), deadline=None)
 @given(st.data())
 def test_any_weights_are_cut_and_joined_as_torch_does(tmp_path_factory: Any, data: Any) -> None:
     folder = tmp_path_factory.mktemp("any")

@@ -299,7 +299,7 @@ def cases(draw: st.DrawFn) -> tuple[str, State, State]:
     return (rule, apart, {"y.0": one}) if joins else (rule, {"y.0": one}, apart)
 
 
-@settings(max_examples=times(25, 400), deadline=None)
+@settings(max_examples=times(20, 100), deadline=None)
 @given(cases())
 def test_random_recipes_make_what_torch_makes_and_back(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[str, State, State]
