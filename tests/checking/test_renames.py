@@ -268,7 +268,7 @@ def commands_about(path: Path, like: Path) -> Iterator[str]:
             yield one.command
 
 
-@pytest.mark.parametrize(("suffix", "pair"), some(in_turn([".pth", ".safetensors"], EVERY), 2))
+@pytest.mark.parametrize(("suffix", "pair"), some(in_turn([".pth", ".safetensors"], EVERY), 3))
 def test_no_command_of_check_loses_what_the_other_side_wants(pair: str, suffix: str, tmp_path: Path) -> None:
     want, have = EVERY[pair]
     like = saved(want, tmp_path / f"want{suffix}")
@@ -279,7 +279,7 @@ def test_no_command_of_check_loses_what_the_other_side_wants(pair: str, suffix: 
     assert commands or pair not in COVERED
 
 
-@pytest.mark.parametrize("pair", some(COVERED, 2))
+@pytest.mark.parametrize("pair", some(COVERED, 3))
 def test_names_that_all_have_another_become_one_file_of_the_wanted_names(pair: str, tmp_path: Path) -> None:
     want, have = COVERED[pair]
     like = saved(want, tmp_path / "want.pth")
@@ -330,7 +330,7 @@ def test_no_command_of_explain_loses_what_the_model_wants(pair: str, tmp_path: P
                 assert "--exclude" not in command
 
 
-@pytest.mark.parametrize("pair", some(COVERED, 2))
+@pytest.mark.parametrize("pair", some(COVERED, 3))
 def test_explain_finds_the_names_of_a_message_in_its_file(pair: str, tmp_path: Path) -> None:
     want, have = COVERED[pair]
     if pair in ("stages from zero", "numbers for names"):  # which a message without shapes does not tell
