@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 ROOT = Path(__file__).parents[1]
 _MOST_DESCRIPTORS = 1024
@@ -59,6 +61,8 @@ def run_within(nbytes: int, *arguments: str | Path, **options: Any) -> subproces
     On Linux, it gets no more address space. Elsewhere it says what it has had in a last line of stderr, which is taken
     away.
     """
+    import subprocess  # whoever asks for the memory of a process needs none of it
+
     if sys.platform == "linux":
         import resource
 
