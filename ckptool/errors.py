@@ -121,6 +121,17 @@ def about(path: str | None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def within(what: str, known: str = "") -> Iterator[None]:
+    """Begin messages of errors of the block with the part of a file that they are about, unless they have ``known``."""
+    try:
+        yield
+    except CkptoolError as error:
+        if not known or known not in error.message:
+            error.message = f"{what}: {error.message}"
+        raise
+
+
 def let_go(error: BaseException) -> None:
     """Drop what the calls that ended in an error had in memory: a tree that was half read, what was unpacked."""
     todo: list[BaseException | None] = [error]

@@ -251,7 +251,7 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "inspecting/metadata.py",  # writes
         "formats/directories/dcp/index.py",  # reads back the lines that it keeps its own entries in
         "formats/runnable/programs.py",  # looks at all texts in it, as those do who take any
-        "formats/identify/text.py",  # only names what a file is; nothing is taken from it
+        "formats/identify.py",  # only names what a file is; nothing is taken from it
     }
     for name in ("formats/safetensors.py", "migration/safetensors_plan.py"):
         assert {"json.load", "json.loads", "json.JSONDecoder"}.isdisjoint(mentioned(name))

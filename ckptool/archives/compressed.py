@@ -22,8 +22,6 @@ _PIECE: Final = 1 << 20
 """Bytes that are unpacked at once."""
 _XZ_MEMORY: Final = 1 << 28
 """What unpacking may take for its dictionary; the largest preset takes a quarter."""
-_ZIP_LZMA: Final = 9
-"""Bytes before the data of LZMA in a zip."""
 _LZMA_DICTIONARY: Final = 1 << 26
 """What a dictionary needs at most, for no more is unpacked of a small file, whatever it announces."""
 _WINDOW: Final = 1 << 27
@@ -75,32 +73,6 @@ def _lzma(form: int) -> Callable[[], _Unpacker]:
     return start
 
 
-class _LzmaOfZip:
-    """LZMA as a zip has it: a version, five bytes of properties and their size, and the data, of unknown length."""
-
-    def __init__(self) -> None:
-        self._head = b""
-        self._unpacker: _Unpacker | None = None
-
-    @property
-    def eof(self) -> bool:
-        return self._unpacker is not None and self._unpacker.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._unpacker.unused_data if self._unpacker is not None else b""
-
-    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
-        if self._unpacker is None:
-            self._head += data
-            if len(self._head) < _ZIP_LZMA:
-                return b""
-            widest = min(int.from_bytes(self._head[5:_ZIP_LZMA], "little"), _LZMA_DICTIONARY)
-            data = self._head[4:5] + widest.to_bytes(4, "little") + b"\xff" * 8 + self._head[_ZIP_LZMA:]
-            self._unpacker = _lzma(_ALONE)()
-        return self._unpacker.decompress(data, max_length)
-
-
 GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
 ZLIB: Final = Compression("zlib", b"\x78", _zlib(15))
 LZMA: Final = Compression("lzma", b"\x5d\0", _lzma(_ALONE))
@@ -111,12 +83,6 @@ _KINDS: Final = (
     LZMA,
     ZLIB,
 )
-RAW: Final = {
-    8: Compression("deflate", b"", _zlib(-15)),
-    12: Compression("bzip2", b"", _bz2),
-    14: Compression("lzma", b"", _LzmaOfZip),
-}
-"""Ways to compress a member of a zip, by their numbers there: of those that need nothing else to be unpacked."""
 _ZFILE: Final = b"ZF"
 _ZFILE_HEAD: Final = 21
 """Bytes of its magic and of its length, in hexadecimal; in Python 2 a space may follow."""
@@ -237,8 +203,6 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
-                if not kind.magic:
-                    break  # of a part of a zip, behind which others follow
                 if kind.name == "gzip":  # Python's goes on behind zeros, wherever they end
                     pending = pending.lstrip(b"\0")
                 if not pending.strip(b"\0"):

@@ -16,7 +16,7 @@ from itertools import chain, repeat
 from typing import Final
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_directory import LOCAL_MAGIC
+from ckptool.archives.zips import LOCAL_MAGIC
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs

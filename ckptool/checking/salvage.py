@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
-from ckptool.archives.zip_directory import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
+from ckptool.archives.zips import DESCRIPTOR_MAGIC, LOCAL, LOCAL_MAGIC
 from ckptool.checking.finding import Finding, note
 from ckptool.checkpoints.contents import collect
 from ckptool.errors import Failure

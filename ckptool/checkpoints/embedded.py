@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from ckptool.archives.zip_directory import LOCAL_MAGIC
+from ckptool.archives.zips import LOCAL_MAGIC
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Inert
 from ckptool.pickles.numpy_values import encoded_bytes, raw_bytes

@@ -164,7 +164,7 @@ def _numbers_everywhere(root: Inert) -> dict[int, int]:
     todo = [root]
     while todo:
         node = todo.pop()
-        groups = nodes.lookup(nodes.mapping_pairs(node) or [], "param_groups")
+        groups = nodes.item(node, "param_groups")
         if isinstance(groups, list) and id(groups) not in seen:
             for parameter, number in parameter_numbers(groups).items():
                 if found.setdefault(parameter, number) != number:

@@ -49,7 +49,7 @@ def writer_of(checkpoint: Checkpoint) -> Writer | None:
     for keys, name in _VERSIONS if there else ():
         node = nodes.lookup(pairs, keys[0])
         for key in keys[1:]:
-            node = nodes.lookup(nodes.mapping_pairs(node) or [], key)
+            node = nodes.item(node, key)
         version = scalar_of(node)
         is_number = type(version) in (int, float) and abs(version) < _MOST  # type: ignore[arg-type]
         if is_number or isinstance(version, str):

@@ -20,6 +20,7 @@ from ckptool.errors import (
     UnknownFormat,
     UnsupportedFeature,
     let_go,
+    within,
 )
 from ckptool.formats.members import holds_tensors, listed, member, placed, with_weights
 from ckptool.formats.probe import Probe
@@ -160,8 +161,8 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
         raise error
     for name, error in failures.items():
         if is_likely(name):
-            error.message = f"member {name!r}: {error.message}"
-            raise error
+            with within(f"member {name!r}"):
+                raise error
     from ckptool.formats.identify import name_foreign_zip
 
     foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptool.archives import zips
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_directory import LOCAL_MAGIC
+from ckptool.archives.zips import LOCAL_MAGIC
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.errors import UnsupportedFeature
 from ckptool.limits import Limits

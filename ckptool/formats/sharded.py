@@ -26,6 +26,7 @@ from ckptool.errors import (
     MalformedFile,
     TruncatedFile,
     UnsupportedFeature,
+    within,
 )
 from ckptool.formats import safetensors
 from ckptool.formats.filenames import lacking
@@ -216,7 +217,7 @@ def lacks_all(error: CkptoolError) -> bool:
 
 def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
     """Return the state dict that a shard is; errors have its name."""
-    try:
+    with within(f"shard {name!r}"):
         shard = probe.read_inner(source)
         if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
             raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
@@ -227,9 +228,6 @@ def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
         is_flat = len(groups) == len(flat) == 1 and role_of(flat[0], contents) == "model"
         if contents.attributes or others or not (is_flat or (not contents.tensors and not groups)):
             raise UnsupportedFeature("no state dict and nothing else", kind="shard-form")
-    except CkptoolError as error:
-        error.message = f"shard {name!r}: {error.message}"
-        raise
     if not contents.extras:
         return shard
     return shard._replace(notes=(*shard.notes, "the versions of modules that it holds are left out"))

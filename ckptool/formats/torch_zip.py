@@ -13,7 +13,7 @@ and _load.
 from __future__ import annotations
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_directory import LOCAL_MAGIC
+from ckptool.archives.zips import LOCAL_MAGIC
 from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits

@@ -170,7 +170,7 @@ def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | Non
         return None
     node = checkpoint.root
     for component in key.split(".") if key else ():
-        node = nodes.lookup(nodes.mapping_pairs(node) or [], component)
+        node = nodes.item(node, component)
     found = {key or "": node}
     if key is None and not _is_state_dict(node):
         inside = [pair for pair in nodes.mapping_pairs(node) or [] if isinstance(pair[0], str)]

@@ -35,7 +35,7 @@ from zlib import crc32
 
 import ckptool.system as system
 from ckptool.archives.archive import Archive, Record
-from ckptool.archives.zip_directory import (
+from ckptool.archives.zips import (
     DESCRIPTOR_MAGIC,
     END,
     END_MAGIC,

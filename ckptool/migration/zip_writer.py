@@ -15,7 +15,7 @@ from struct import pack
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
-from ckptool.archives.zip_directory import (
+from ckptool.archives.zips import (
     DESCRIPTOR,
     DESCRIPTOR64,
     DESCRIPTOR_MAGIC,

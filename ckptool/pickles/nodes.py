@@ -294,6 +294,11 @@ def lookup(pairs: Pairs, key: str) -> Inert:
     return None
 
 
+def item(node: Inert, key: str) -> Inert:
+    """Return what a mapping holds under a key; None if nothing is, or the node is no mapping."""
+    return lookup(mapping_pairs(node) or (), key)
+
+
 def children(node: Inert) -> Iterator[tuple[Inert, Inert]]:
     """
     Yield ``(component, child)`` for everything a container node holds, in file order.

@@ -194,6 +194,6 @@ def _whole(
 
 def _arguments(checkpoint: Checkpoint) -> dict[str, int]:
     """Return the numbers in the arguments of the training, where the file has them; what is on is 1."""
-    args = nodes.lookup(nodes.mapping_pairs(checkpoint.root) or [], "args")
+    args = nodes.item(checkpoint.root, "args")
     pairs = nodes.mapping_pairs(args) or nodes.attribute_pairs(args) or []
     return {name: int(value) for name, value in pairs if isinstance(name, str) and isinstance(value, int)}

@@ -15,7 +15,7 @@ from functools import partial
 
 import ckptool.system as system
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import CkptoolError, Failure, LimitExceeded, SourceChanged
+from ckptool.errors import Failure, LimitExceeded, SourceChanged, within
 from ckptool.limits import FOLDER_NAMES
 from ckptool.sources.descriptors import (
     NO_DESCRIPTOR,
@@ -231,12 +231,8 @@ def _check_place(path: str, before: os.stat_result, now: os.stat_result) -> None
 
 
 def _open_in(directory: Descriptor, name: str) -> int:
-    try:
-        with directory as fd:
-            return open_below(fd, name)
-    except CkptoolError as error:
-        error.message = f"{name!r}: {error.message}"
-        raise
+    with within(repr(name)), directory as fd:
+        return open_below(fd, name)
 
 
 def _open_folder_in(directory: Descriptor, name: str) -> int:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import random
 import zlib
 from collections.abc import Callable
 from time import process_time
 from typing import Any
-from zipfile import ZIP_LZMA, ZipFile
 
 import pytest
 
-from ckptool import Limits, MalformedFile
-from ckptool.archives.compressed import GZIP, RAW, compression_of, decompress, decompress_as_far
+from ckptool import Limits
+from ckptool.archives.compressed import GZIP, compression_of, decompress_as_far
 from ckptool.sources.source import BytesSource
 from tests.scale import in_turn
 
@@ -79,30 +77,3 @@ def test_damage_behind_much_that_is_whole_takes_no_more_time_than_that() -> None
     assert bytes(found) == to_the_byte("gzip", bytes(data), 32 << 20)
     assert why is not None
     assert process_time() - start < 4  # by single bytes, it takes minutes
-
-
-def lzma_of_zip(data: bytes, dictionary: int) -> bytes:
-    """Return a member of a zip: what Python's zipfile writes, with another size of the dictionary announced."""
-    stream = io.BytesIO()
-    with ZipFile(stream, "w", ZIP_LZMA) as archive:
-        archive.writestr("m", data)
-        (info,) = archive.infolist()
-    packed = bytearray(stream.getvalue()[31 : 31 + info.compress_size])
-    packed[5:9] = dictionary.to_bytes(4, "little")
-    return bytes(packed)
-
-
-@pytest.mark.parametrize("piece", [1, 8, 9, 10, 1 << 20])
-def test_lzma_of_zips_is_unpacked_from_pieces_of_any_size(piece: int) -> None:
-    packed = lzma_of_zip(values(60_000), 1 << 23)
-    unpacker = RAW[14].start()
-    pieces = [packed[start : start + piece] for start in range(0, len(packed), piece)]
-
-    assert b"".join(map(unpacker.decompress, pieces)) == values(60_000)
-    assert unpacker.eof
-
-
-def test_the_dictionary_of_lzma_is_as_large_as_announced_up_to_what_is_needed() -> None:
-    assert decompress(BytesSource(lzma_of_zip(values(60_000), 0xFFFFFFFF)), RAW[14], Limits())[0] == values(60_000)
-    with pytest.raises(MalformedFile):  # what is repeated is 30,000 bytes back
-        decompress(BytesSource(lzma_of_zip(values(60_000), 4096)), RAW[14], Limits())

@@ -12,8 +12,7 @@ import pytest
 
 from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, TruncatedFile
 from ckptool.archives.tars import is_tar
-from ckptool.archives.zip_directory import END_SEARCH, find_directory
-from ckptool.archives.zips import read_zip
+from ckptool.archives.zips import END_SEARCH, find_directory, read_zip
 from ckptool.errors import CkptoolError
 from ckptool.migration import zip_writer
 from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes

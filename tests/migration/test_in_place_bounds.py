@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from ckptool import MigrationRefused, diff, migrate
 from ckptool.archives.archive import Archive
-from ckptool.archives.zip_directory import END_MAGIC, END_SEARCH
+from ckptool.archives.zips import END_MAGIC, END_SEARCH
 from ckptool.migration.in_place import _refuse_other_ends, plan_zip
 from ckptool.migration.output.editing import FileEdit
 from ckptool.sources.journal import Run

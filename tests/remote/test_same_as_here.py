@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import save as save_safetensors
 
 from ckptool import FileUnavailable, LiveModel, MalformedFile, load, load_into, migrate, open_checkpoint
-from ckptool.archives.zip_directory import find_directory, read_entries
-from ckptool.archives.zips import placed, read_zip
+from ckptool.archives.zips import find_directory, placed, read_entries, read_zip
 from ckptool.errors import CkptoolError
 from ckptool.sources.remote import opening
 from ckptool.sources.source import BytesSource

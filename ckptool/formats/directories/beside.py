@@ -110,7 +110,7 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
         what = f"{counted(len(found), 'checkpoint')} of the folder without weights: {some(found)}"
         yield Remark("CK165", what, "Get its files again, or delete it if saving was not finished.")
     row = filenames.named(candidates[0].name if len(candidates) == 1 else "")
-    if row.key and nodes.lookup(nodes.mapping_pairs(opened.root) or [], row.key) is not None:
+    if row.key and nodes.item(opened.root, row.key) is not None:
         what = f"{candidates[0].name!r} is {row.of}, of which there are none here"
         yield Remark("CK165", what, "Get the folder again.")
 

@@ -105,7 +105,7 @@ def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorI
         return None
     bare = parsed.rebuilder.tensor(parsed.root)
     if bare is None:
-        return parsed.rebuilder.tensor(nodes.lookup(nodes.mapping_pairs(parsed.root) or [], "param"))
+        return parsed.rebuilder.tensor(nodes.item(parsed.root, "param"))
     if shape is None or len(bare.shape) != 1 or bare.shape == shape or not bare.is_contiguous or not bare.numel:
         return bare
     if bare.numel < prod(shape):
@@ -134,7 +134,7 @@ def _settings(tree: Reader, path: str) -> Pairs:
     if not tree.folder.has(path):
         return []
     parsed = tree.open(path)
-    groups: Inert = nodes.lookup(nodes.mapping_pairs(parsed.root) or [], "param_groups")
+    groups: Inert = nodes.item(parsed.root, "param_groups")
     if groups is None or parsed.rebuilder is None:
         return []
     return [("param_groups", tree.transplant(groups, parsed.rebuilder))]

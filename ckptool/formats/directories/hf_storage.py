@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Remark
-from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile
+from ckptool.errors import LimitExceeded, MalformedFile, within
 from ckptool.formats import safetensors, sharded
+from ckptool.formats.directories import side_by_side
 from ckptool.formats.directories.side_by_side import AGAIN, Part, of_parts
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
@@ -60,14 +61,10 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     files: dict[str, Parsed] = {}
     parts: dict[str, list[Part]] = {}
     for name in _files(folder):
-        try:
-            parsed = files[name] = probe.read_inner(folder.open(name))
-            for tensor, part in _parts(name, parsed):
+        files[name] = side_by_side.opened(folder, probe, name)
+        with within(repr(name)):
+            for tensor, part in _parts(name, files[name]):
                 parts.setdefault(tensor, []).append(part)
-        except CkptoolError as error:
-            if name not in error.message:
-                error.message = f"{name!r}: {error.message}"
-            raise
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
     remarks = [*_ranks(list(files)), *_missing_parts(parts)]

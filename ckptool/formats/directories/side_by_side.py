@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
-from ckptool.errors import AmbiguousFile, CkptoolError, Failure, MalformedFile
+from ckptool.errors import AmbiguousFile, CkptoolError, Failure, MalformedFile, within
 from ckptool.formats import safetensors, torch_legacy
 from ckptool.formats.members import shard, with_files
 from ckptool.formats.probe import Probe
@@ -118,11 +118,8 @@ ANOTHER_SAVE: Final = "Its files are of different saves: get the folder again, f
 def opened(folder: FolderSource, probe: Probe, name: str) -> Parsed:
     """Read a file of the folder; errors have its name."""
     source = folder.open(name)
-    try:
+    with within(repr(name)):
         return probe.read_inner(source)
-    except CkptoolError as error:
-        error.message = f"{name!r}: {error.message}"
-        raise
 
 
 class FolderTree(TreeBuilder):

@@ -74,7 +74,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 def _pairs(node: Inert, *keys: str) -> Pairs:
     """Return what a dict holds, or one that is in it under some keys; nothing if there is none."""
     for key in keys:
-        node = nodes.lookup(nodes.mapping_pairs(node) or [], key)
+        node = nodes.item(node, key)
     return nodes.mapping_pairs(node) or []
 
 

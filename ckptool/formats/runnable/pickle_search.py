@@ -26,7 +26,7 @@ from ckptool.archives.compressed import (
     decompress_as_far,
     may_be_lzma,
 )
-from ckptool.archives.zip_directory import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
+from ckptool.archives.zips import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs

@@ -142,13 +142,13 @@ def _is_of_rank(root: Inert) -> bool:
 
 def ranks_said(root: Inert) -> int:
     """Return how many ranks of model parallelism saved a file each, as one of them says: Megatron's, or DeepSpeed's."""
-    world = nodes.lookup(nodes.mapping_pairs(root) or [], "mp_world_size")
+    world = nodes.item(root, "mp_world_size")
     return world if is_size(world) and world else prod(arguments(root).get(size, 1) for size in SIZES[:2])
 
 
 def arguments(root: Inert) -> dict[str, int]:
     """Return the sizes of the parallel groups, as the arguments of the training have them."""
-    found = nodes.lookup(nodes.mapping_pairs(root) or [], "args")
+    found = nodes.item(root, "args")
     args = nodes.mapping_pairs(found) or nodes.attribute_pairs(found)
     sizes = {name: nodes.lookup(args, name) for name in SIZES}
     return {name: size for name, size in sizes.items() if is_size(size) and 0 < size < 1 << 20}

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, MalformedFile
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, MalformedFile, within
 from ckptool.formats.directories.side_by_side import Path
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
@@ -235,12 +235,8 @@ def read_index(source: FileSource, name: str, limits: Limits) -> Index:
         MalformedFile: It is none of DCP, or a name of a file in it could lead out of the folder.
         LimitExceeded: It has too many names.
     """
-    try:
+    with within(repr(name), known=repr(name)):
         index, lines = _read(source, name, limits)
-    except CkptoolError as error:
-        if not error.message.startswith(repr(name)):
-            error.message = f"{name!r}: {error.message}"
-        raise
     return index._replace(entries=dict(lines.entries()))
 
 

@@ -25,7 +25,15 @@ from ckptool.archives.compressed import unpack
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Parsed, Part
-from ckptool.errors import CkptoolError, Failure, FileUnavailable, MalformedFile, TruncatedFile, UnsupportedFeature
+from ckptool.errors import (
+    CkptoolError,
+    Failure,
+    FileUnavailable,
+    MalformedFile,
+    TruncatedFile,
+    UnsupportedFeature,
+    within,
+)
 from ckptool.formats import safetensors
 from ckptool.formats.directories.dcp.index import Copy, Entry, Item
 from ckptool.formats.probe import Probe
@@ -93,14 +101,10 @@ class Items:
 
     def tensor(self, name: str, item: Item, offsets: tuple[int, ...]) -> TensorInfo:
         """Return the piece of a tensor that an item is."""
-        try:
+        with within(_place(name, item), known=item.file):
             info = self.piece(name, item, offsets).tensor()
-        except CkptoolError as error:
-            if item.file not in error.message:
-                error.message = f"the item of {name!r} in {item.file!r}: {error.message}"
-            raise
         if info is None:
-            raise MalformedFile(f"the item of {name!r} in {item.file!r} is no tensor", kind="piece")
+            raise MalformedFile(f"{_place(name, item)} is no tensor", kind="piece")
         return info
 
     def values(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Parsed | CkptoolError]]:
@@ -124,7 +128,7 @@ class Items:
                 yield name, value
             except Failure as error:
                 if item.file not in error.message:
-                    error.message = f"the item of {name!r} in {item.file!r}: {error.message}"
+                    error.message = f"{_place(name, item)}: {error.message}"
                 yield name, error
 
     def beside(self, name: str) -> Parsed:
@@ -136,6 +140,10 @@ class Items:
         if parsed.rebuilder is None or not parsed.streams:
             raise MalformedFile("is no file of torch.save", kind="item")
         return parsed
+
+
+def _place(name: str, item: Item) -> str:
+    return f"the item of {name!r} in {item.file!r}"
 
 
 def _is_plain(root: Inert) -> bool:

@@ -38,6 +38,7 @@ from ckptool.formats.directories.deepspeed.merged import (
     Engine,
     Partitions,
     optimizer,
+    ordered_dict,
     state_dict,
     weights,
 )
@@ -46,7 +47,7 @@ from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, T
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
+from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import TensorInfo, is_size
 
@@ -243,8 +244,8 @@ def _is_partitioned(model: ModelStates) -> bool:
 
 def _shards_in_groups(model: ModelStates) -> bool:
     """Say whether parameters were partitioned among some of the ranks alone, the others having copies (MiCS)."""
-    zero = nodes.lookup(nodes.mapping_pairs(model.field("ds_config")) or [], "zero_optimization")
-    return nodes.lookup(nodes.mapping_pairs(zero) or [], "mics_shard_size") is not None
+    zero = nodes.item(model.field("ds_config"), "zero_optimization")
+    return nodes.item(zero, "mics_shard_size") is not None
 
 
 def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
@@ -357,12 +358,11 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
         if match is None or int(match[1]) != number[1] or name in (model.module or {}):
             fact = f"{numbers[number]!r} holds {name!r}, which is not of its expert"
             raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
-    joined = Call(Global("collections", "OrderedDict"), ())
     module = reader.transplant(model.field("module"), model.rebuilder)
-    joined.pairs = list(nodes.mapping_pairs(module) or [])
+    joined = list(nodes.mapping_pairs(module) or [])
     for number, parsed in found.items():
-        joined.pairs += [(name, reader.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
-    root: PairList = [("module", joined), *reader.client(model, ["module"])]
+        joined += [(name, reader.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
+    root: PairList = [("module", ordered_dict(joined)), *reader.client(model, ["module"])]
     what = "the float32 weights that the optimizer keeps are not put together where there are experts"
     remark = Remark("CK151", what, "The weights are as the model computed with them.")
     return reader.parsed(Dict(root))._replace(remarks=(remark,) if files.optims else ())
@@ -406,9 +406,10 @@ def _pipeline(reader: Reader, files: Files) -> Parsed:
             f"{len(parts):,} tensor-parallel ranks, listed rank by rank: along which dimension the parts of a tensor "
             "are joined is not in the files"
         )
-        return reader.parsed(Dict([(f"model_{rank:02}", part) for rank, part in parts.items()]))._replace(unmerged=why)
-    (module,) = parts.values()
-    return _stages(reader, module, files)
+        ranks: PairList = [(f"model_{rank:02}", ordered_dict(part)) for rank, part in parts.items()]
+        return reader.parsed(Dict(ranks))._replace(unmerged=why)
+    (pairs,) = parts.values()
+    return _stages(reader, pairs, files)
 
 
 def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
@@ -421,19 +422,18 @@ def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
         raise FileUnavailable.of_set(fact, "Get the files of these layers.", last + 1, len(layers))
 
 
-def _layers(reader: Reader, layers: dict[int, str]) -> Call:
+def _layers(reader: Reader, layers: dict[int, str]) -> PairList:
     """Return the state dict of layers, under the names that the pipeline has."""
-    found = Call(Global("collections", "OrderedDict"), ())
-    found.pairs = []
+    found: PairList = []
     for number in sorted(layers):
         parsed = reader.open(layers[number])
         for name, node in nodes.mapping_pairs(parsed.root) or []:
             if type(name) is str and parsed.rebuilder is not None:
-                found.pairs.append((f"{number}.{name}", reader.transplant(node, parsed.rebuilder)))
+                found.append((f"{number}.{name}", reader.transplant(node, parsed.rebuilder)))
     return found
 
 
-def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
+def _stages(reader: Reader, pairs: PairList, files: Files) -> Parsed:
     """Return the layers with the optimizer's masters in their place, and what else the stages saved."""
     remarks: list[Remark] = []
     engines = []
@@ -442,7 +442,6 @@ def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
         remarks += own
         engines.append(engine)
     _refuse_missing_layers(engines, files)
-    pairs = module.pairs or []
     _refuse_others(reader, engines, pairs)
     remarks += _missing_stages(files)
     names = [name for name, _ in pairs]
@@ -452,19 +451,14 @@ def _stages(reader: Reader, module: Call, files: Files) -> Parsed:
         if engine.partitions is not None
         for name in engine.places
     }
-    root: PairList = []
-    if not masters:
-        root.append(("", module))
-    else:
-        trained_module = Call(module.func, ())
-        trained_module.pairs = [
-            (name, reader.tensor(masters[name]) if name in masters else node) for name, node in pairs
-        ]
-        root += [("", trained_module), ("module", module)]
+    root: PairList = [("", ordered_dict(pairs))]
+    if masters:
+        trained = [(name, reader.tensor(masters[name]) if name in masters else node) for name, node in pairs]
+        root = [("", ordered_dict(trained)), ("module", ordered_dict(pairs))]
         _note_rounded(reader, pairs, masters, remarks)
-    trained = [engine for engine in engines if engine.partitions is not None]
-    if trained:
-        root.append(("optimizer", _optimizers(reader, trained, remarks)))
+    parted = [engine for engine in engines if engine.partitions is not None]
+    if parted:
+        root.append(("optimizer", _optimizers(reader, parted, remarks)))
     if engines:
         root += reader.client(engines[0].models[0], ["", "module", "optimizer", *names])
     return reader.finished(root, remarks)

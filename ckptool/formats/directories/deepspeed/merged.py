@@ -301,9 +301,15 @@ def state_dict(builder: TreeBuilder, tensors: Mapping[str, TensorInfo], like: In
     for info in tensors.values():
         if id(info) not in leaves:
             leaves[id(info)] = builder.tensor(info)
-    made = Call(_ORDERED_DICT, ())
-    made.pairs = [*((name, leaves[id(info)]) for name, info in tensors.items()), *others]
+    made = ordered_dict([*((name, leaves[id(info)]) for name, info in tensors.items()), *others])
     made.state = like.state if isinstance(like, Call) else None
+    return made
+
+
+def ordered_dict(pairs: PairList) -> Call:
+    """Return an ``OrderedDict`` of these pairs."""
+    made = Call(_ORDERED_DICT, ())
+    made.pairs = pairs
     return made
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
-from ckptool.errors import AmbiguousFile, CkptoolError, FileUnavailable, MalformedFile
+from ckptool.errors import AmbiguousFile, FileUnavailable, MalformedFile, within
 from ckptool.formats.directories.rank_files.parts import MOST_RANKS, Found, distributed_in, held, is_flat
 from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, Path, agree, given
 from ckptool.formats.probe import Probe
@@ -112,12 +112,9 @@ class Rank:
         self.parsed = tree.open(file)
         rebuilder, cancellation = self.parsed.rebuilder, tree.folder.cancellation
         self.found: dict[Path, Found] = {}
-        try:
+        with within(repr(file)):
             for one in distributed_in(self.parsed.root, rebuilder, cancellation, number) if rebuilder else ():
                 self.found[one.path] = one
-        except CkptoolError as error:
-            error.message = f"{file!r}: {error.message}"
-            raise
         said = {one.part.rank for one in self.found.values() if one.part.rank is not None}
         self.number: int = next(iter(said)) if len(said) == 1 else number
         """By what is in it, else by its name."""
