@@ -173,7 +173,7 @@ def test_torch_is_imported_by_the_bridge_alone(name: str) -> None:
 
 
 def test_nothing_that_reads_a_file_reaches_the_bridge() -> None:
-    loaded = loaded_by("import ckptool, ckptool.checking.structure, ckptool.inspecting.head")
+    loaded = loaded_by("import ckptool, ckptool.checking.structure, ckptool.inspecting.inspect")
 
     assert not [name for name in loaded if name.startswith(("ckptool.loading", "ckptool.torch_ops"))]
 
@@ -248,7 +248,7 @@ def test_json_is_read_by_the_strict_parser() -> None:
         "migration/config_files.py",  # writes
         "migration/safetensors_plan.py",  # writes
         "checking/scan.py",  # writes
-        "inspecting/metadata.py",  # writes
+        "inspecting/inspect.py",  # writes
         "formats/directories/dcp/index.py",  # reads back the lines that it keeps its own entries in
         "formats/runnable/programs.py",  # looks at all texts in it, as those do who take any
         "formats/identify.py",  # only names what a file is; nothing is taken from it

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import advice, finding, safety, torch_load, would_run
+from ckptool.checking import advice, finding, folder_files, safety, torch_load
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Finding, finding_facts, note
 from ckptool.checking.torch_load import GlobalUse
@@ -29,10 +29,6 @@ from ckptool.sources.files import Origin
 from ckptool.sources.paths import is_folder, shown_path
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import identity
-
-if TYPE_CHECKING:
-    from ckptool.checking.folder_files import Neighbours
-
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -164,7 +160,7 @@ class CheckReport(NamedTuple):
     def outcome(self) -> str:
         """What was found, in short."""
         if self.error is not None:
-            return "; ".join(["cannot be opened", *would_run.of_refused(self.acts)])
+            return "; ".join(["cannot be opened", *safety.of_refused(self.acts)])
         counts = [
             counted(count, severity)
             for severity in ("error", "warning")
@@ -322,11 +318,11 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     depth, limits = scope.depth, scope.limits
     whole = hashing = None
     if scope.digest:
-        from ckptool.checking.file_digests import Hashing  # seldom asked for
+        from ckptool.checking.integrity import Hashing  # seldom asked for
 
         hashing = Hashing(checkpoint, limits)
     if depth != "structure":
-        from ckptool.checking import integrity, twins, value_survey
+        from ckptool.checking import integrity, value_survey
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
         values_nbytes = sum(distinct.values()) if depth == "values" else 0
@@ -347,13 +343,10 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     seen = survey if beside is None else beside.with_others(survey)
     # Loaders may read what was refused here, so what it would run is not known.
     unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
-    if checkpoint.beside:
-        from ckptool.checking import folder_files
-
-        for one, is_read in folder_files.unreadable(checkpoint, limits):
-            found.append(one)
-            unread += () if is_read else (one.message,)
-    found += would_run.findings(survey, lambda: advice.state_dict(checkpoint))
+    for one, is_read in folder_files.unreadable(checkpoint, limits):
+        found.append(one)
+        unread += () if is_read else (one.message,)
+    found += safety.findings(survey, lambda: advice.state_dict(checkpoint))
     survey = survey._replace(unseen=(*survey.unseen, *unread))
     found += beside.findings() if beside is not None else ()
     for name, shapes, places in scope.expected:
@@ -362,7 +355,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
         found += model_fit.examine(checkpoint, shapes, name, scope.key, places)
     if whole is not None:
         found = [one for one in found if one.code != "CK161"]  # which says more when values are compared
-        found += twins.compared(checkpoint, limits, meter)
+        found += folder_files.twins(checkpoint, limits, meter)
         found += (*whole.findings, *value_survey.examine(checkpoint, limits))
         found += value_survey.survey(checkpoint, limits, meter) if depth == "values" else ()
     return CheckReport(
@@ -386,20 +379,16 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
         digest=of_weights,
         digest_error=no_digest,
         tensors=len(checkpoint.tensors) or sum(one.tensors for one in checkpoint.members),
-        loading=would_run.loading(
+        loading=safety.loading(
             survey, (checkpoint, *members), refused=is_refused, is_alone=beside is None or beside.are_plain
         ),
     )
 
 
-def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
+def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> folder_files.Neighbours | None:
     """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
-    if path is None or not is_folder(path):
-        return None
-    from ckptool.checking import folder_files  # few checkpoints are folders
-
-    return folder_files.survey(path, checkpoint, limits)
+    return folder_files.survey(path, checkpoint, limits) if path is not None and is_folder(path) else None
 
 
 def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...]:
@@ -449,11 +438,11 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
         from ckptool.checking import salvage
 
         found += salvage.examine(origin, limits)
-    found += (*would_run.imported(survey), *would_run.findings(survey._replace(unseen=others)))
+    found += (*safety.imported(survey), *safety.findings(survey._replace(unseen=others)))
     found += beside.findings() if beside is not None else ()
     content = None
     if scope.digest:
-        from ckptool.checking.file_digests import sha256_of  # seldom asked for
+        from ckptool.checking.integrity import sha256_of  # seldom asked for
 
         content = sha256_of(origin, limits.cancellation)
     return CheckReport(

@@ -1,4 +1,7 @@
-"""What unpickling the files beside a checkpoint in its folder would do: loaders of frameworks take them, too."""
+"""
+The files beside a checkpoint in its folder: what unpickling them would do, as loaders of frameworks take them, too; and
+whether those that go by the name of the same weights hold the same.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple
 
-from ckptool.checking import would_run
+from ckptool.checking import safety
 from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, note
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -22,7 +26,9 @@ from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import UNTOLD, command_line, is_below, is_far, is_likely, shown_path
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Meter
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 _DEEPEST = 64
 """Folders inside each other: no more than a path of the system has."""
@@ -75,7 +81,7 @@ class Neighbours(NamedTuple):
             path = os.path.join(self.folder, name) if name else self.folder
             look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
             who = f"{name!r} in the folder: " if name else ""
-            for found in would_run.findings(one, lambda look=look: look):  # type: ignore[misc]
+            for found in safety.findings(one, lambda look=look: look):  # type: ignore[misc]
                 # What names source code, or could not be looked at, is no checkpoint, and says no more by itself.
                 command = look.command if found.code not in ("CK209", "CK217") else None
                 yield found._replace(message=f"{who}{found.message}", command=command, path=path)
@@ -207,3 +213,91 @@ def _identity(path: str) -> tuple[int, int] | str | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+_NOT_COMPARED: Final = "the same names and shapes are there once more, with values that were not compared:"
+_EQUAL: Final = "the same weights are there once more, with equal values:"
+
+
+def twins(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Meter | None = None) -> Iterator[Finding]:
+    """Yield CK161 for what lies beside a checkpoint; with a meter, values are compared too, and counted by it."""
+    alike: dict[str, list[str]] = {}
+    for one in (one for one in checkpoint.beside if one.role == "duplicate"):
+        if is_far(one.path):
+            alike.setdefault(_NOT_COMPARED, []).append(f"{one.name} (going by its name)")
+            continue
+        parts, unlike, unread = list[str](), list[str](), list[str]()
+        try:
+            with open_checkpoint(one.path, limits=limits) as other:
+                parts = _unlike(checkpoint, other)
+                if not parts and meter is not None:
+                    unlike, unread = _values(checkpoint, other, limits, meter)
+        except Failure as error:
+            fact = f"{one.name} cannot be compared with what was opened: {error.message}"
+            yield note("CK161", fact, severity="info")
+            continue
+        if parts:
+            fact = f"{one.name} is no second form of what was opened: it has {'; '.join(parts)}"
+            hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
+            yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
+        elif unlike:
+            fact = f"other values in {counted(len(unlike), 'tensor')}: {some(unlike)}"
+            fact = f"{one.name} has the names and shapes of what was opened, and {fact}"
+            hint = "Loaders differ in which of them they take: keep the one that is meant."
+            yield note("CK161", fact, hint, command_line(checkpoint.path, "diff", one.path), severity="warning")
+        else:
+            what = f"{_NOT_COMPARED[:-1]} of {some(unread)}:" if unread else _EQUAL if meter else _NOT_COMPARED
+            alike.setdefault(what, []).append(one.name)
+    for what, names in alike.items():
+        yield note("CK161", f"{what} {some(names)}", severity="info")
+
+
+def _unlike(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
+    """Return what another checkpoint has that this one has not, and the other way round; nothing if all is alike."""
+    more, less = _names_without(other, checkpoint), _names_without(checkpoint, other)
+    two, own = (_weights(one) for one in (other, checkpoint))
+    unlike = [f"{name} {list(two[name].shape)}, not {list(own[name].shape)}" for name in more if name in less]
+    parts = [some(unlike)] if unlike else []
+    for names, than, others in ((more, "more", less), (less, "less", more)):
+        rest = [name for name in names if name not in others]
+        parts += [f"{counted(len(rest), 'tensor')} {than}: {some(rest)}"] if rest else []
+    return parts
+
+
+def _weights(checkpoint: Checkpoint) -> dict[str, LazyTensor]:
+    return dict(checkpoint.weights if checkpoint.weights is not None else checkpoint.tensors)
+
+
+def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
+    """Return the names of weights that another checkpoint has neither with this shape, nor by a name tied to it."""
+    from ckptool.names.matching import is_benign  # few folders hold weights twice
+
+    weights, others = _weights(checkpoint), _weights(other)
+    there = {(name, one.info.shape) for name, one in others.items()}
+    held = {identity(one.info) for name, one in weights.items() if (name, one.info.shape) in there}
+    own = ((name, one.info) for name, one in weights.items() if not is_benign(name))
+    return [name for name, info in own if (name, info.shape) not in there and identity(info) not in held]
+
+
+def _values(checkpoint: Checkpoint, other: Checkpoint, limits: Limits, meter: Meter) -> tuple[list[str], list[str]]:
+    """Return the tensors of both with other values; and those not compared: of two types, not plain, too many views."""
+    from ckptool.torch_ops.differences import differ  # few are read
+
+    own, others = _weights(checkpoint), _weights(other)
+    unlike, unread = list[str](), list[str]()
+    left = limits.expanded(checkpoint.file_nbytes + other.file_nbytes)
+    known: dict[tuple[object, ...], list[str] | None] = {}
+    for name in (name for name in own if name in others):
+        pair = own[name], others[name]
+        key = tuple(chain(*(identity(one.info) for one in pair)))
+        if key not in known:
+            left -= pair[0].nbytes
+            meter.read(pair[1].nbytes)
+            is_plain = all(one.info.storage is not None and one.info.layout == "strided" for one in pair)
+            if left < 0 or not is_plain or pair[0].dtype != pair[1].dtype:
+                known[key] = unread
+            else:
+                known[key] = unlike if differ(*pair) else None
+        if (names := known[key]) is not None:
+            names.append(name)
+    return unlike, unread

@@ -148,9 +148,9 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
     if all(code != "CK167" for code, _, _ in checkpoint.remarks):  # that counts them
         yield from _not_opened(checkpoint)
     if "duplicate" in by_role:
-        from ckptool.checking import twins  # few checkpoints have a second form beside them
+        from ckptool.checking import folder_files  # few checkpoints have a second form beside them
 
-        yield from twins.compared(checkpoint)
+        yield from folder_files.twins(checkpoint)
     if names := by_role.get("leftover", []):
         fact = f"{counted(len(names), 'shard')} that the index does not name: {some(names)}"
         hint = "They may be left from another save into the same folder: remove them, or get the index again."
@@ -421,10 +421,10 @@ def calls(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """CK205: unpickling would call what reaches the system, or a program does."""
     if checkpoint.traits.is_plain and not checkpoint.inside:
         return ()
-    from ckptool.checking import safety, would_run  # files of plain tensors have nothing to call
+    from ckptool.checking import safety  # files of plain tensors have nothing to call
 
     return tuple(
-        would_run.system_calls(safety.whole(checkpoint, glances=True, skims=True), lambda: state_dict(checkpoint))
+        safety.system_calls(safety.whole(checkpoint, glances=True, skims=True), lambda: state_dict(checkpoint))
     )
 
 

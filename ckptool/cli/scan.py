@@ -17,7 +17,7 @@ import ckptool.system as system
 from ckptool.arguments import UTF_16_MARKS, as_utf8
 from ckptool.checking.policy import EXIT_CODES, Policy
 from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
-from ckptool.cli.gate import gate_options, policy_of
+from ckptool.cli.check import gate_options, policy_of
 from ckptool.cli.options import AnyPath, RayCommand, as_asked, ray_option, reach_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.printing import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json

@@ -44,7 +44,10 @@ SECTIONS: Final = {
         "fixtures": "Train a small net briefly and save it in every way.",
     },
 }
-"""What the help lists, without an import. Each verb is a command of the same name, in a module of the same name."""
+"""
+What the help lists, without an import. Each verb is a command of the same name, in a module of the same name; those
+under "More" are in one.
+"""
 VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
 WORDS: Final = {
     "show": "inspect",
@@ -250,7 +253,8 @@ class Verbs(Command, click.Group):
         verb = WORDS.get(cmd_name, cmd_name)
         if verb not in VERBS:
             return None
-        command: click.Command = getattr(import_module(f"ckptool.cli.{verb}"), verb)
+        module = import_module(f"ckptool.cli.{'more' if verb in SECTIONS['More'] else verb}")
+        command: click.Command = getattr(module, verb)
         if not any(one.name == "version" for one in command.params):  # where people who see a verb's help look for it
             click.version_option(__version__, *_VERSION, prog_name="ckptool", hidden=True)(command)
             color_option(hidden=True)(command)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool.cli.fixtures import fixtures
+from ckptool.cli.more import fixtures
 from ckptool.errors import CkptoolError, UnsupportedFeature
 from ckptool.reference.trainer import Choice, choose
 from ckptool.torch_ops.devices import CudaMissing, Device, DeviceReport

@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckptool.cli.devices import devices
+from ckptool.cli.more import devices
 from ckptool.torch_ops import devices as torch_devices
 
 
@@ -93,7 +93,7 @@ def test_a_card_is_listed_with_memory_and_compute_capability(monkeypatch):
     assert "No CUDA" not in result.stdout
 
 
-@pytest.mark.parametrize("module", ["ckptool.cli.devices", "ckptool.cli.fixtures", "ckptool.torch_ops"])
+@pytest.mark.parametrize("module", ["ckptool.cli.more", "ckptool.torch_ops"])
 def test_torch_is_imported_only_when_a_command_runs(module):
     script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
 
