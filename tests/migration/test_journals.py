@@ -267,7 +267,8 @@ def test_nothing_is_edited_where_a_journal_would_not_count(what: str, layout: st
             if what == "mode":  # as on a file system without modes
                 Path(src).chmod(0o666)
             else:
-                Path(src).write_bytes(Path(src).read_bytes()[:-1] + b"?")
+                *whole, last = Path(src).read_bytes()
+                Path(src).write_bytes(bytes([*whole, last ^ 1]))
             super().rename(src, dst)
 
     path = write(layout, tmp_path)
