@@ -10,7 +10,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 import ckptool.system as system
@@ -124,13 +124,10 @@ class FolderSource(Source):
             LimitExceeded: It is larger than ``most`` bytes.
             CkptoolError: What ``open`` raises.
         """
-        source = self.detached(name)
-        try:
+        with closing(self.detached(name)) as source:
             if source.nbytes > most:
                 raise LimitExceeded(f"{name!r} has {source.nbytes:,} bytes; {most:,} are read", actual=source.nbytes)
             return source.read(0, source.nbytes)
-        finally:
-            source.close()
 
     def head(self, name: str, most: int) -> bytes:
         """Return the first bytes of a file; nothing if it cannot be opened."""
@@ -138,10 +135,8 @@ class FolderSource(Source):
             source = self.detached(name)
         except Failure:
             return b""
-        try:
+        with closing(source):
             return source.read(0, min(source.nbytes, most))
-        finally:
-            source.close()
 
     def below(self, name: str) -> FolderSource:
         """Return a folder in this one, not closed with it; raise FileUnavailable if it is a link, or is gone."""

@@ -197,7 +197,6 @@ def test_a_store_that_waits_ends_at_a_deadline() -> None:
 
 def test_a_server_that_is_too_slow_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "_SECONDS", 0.1)
-    monkeypatch.setattr(web, "_STEP_SECONDS", 0.02)
     for what in ("body", "header", "status"):
         with speaking(drip(DRIPS[what])) as address, pytest.raises(FileUnavailable, match="bytes came in") as caught:
             open_checkpoint(address)

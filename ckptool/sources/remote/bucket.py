@@ -197,6 +197,8 @@ class StoredFile(Transport):
         Raises:
             FileUnavailable: The object cannot be read; the message says why.
         """
+        if self._listed is not None:
+            return self._end(nbytes, self._listed[1])
         if self._bucket.scheme == "az":  # which has no ranges from the end
             return self._tail_by_size(nbytes)
         try:
@@ -219,8 +221,10 @@ class StoredFile(Transport):
         with self._bucket.explaining():
             meta = in_time(lambda: self._bucket.library.head(self._bucket.store, self._key), self._cancellation)
         self._tag, self._nbytes = meta["e_tag"], meta["size"]
-        start = max(0, self._nbytes - nbytes)
-        return Tail(self.fetch(start, self._nbytes) if self._nbytes else b"", self._nbytes)
+        return self._end(nbytes, self._nbytes)
+
+    def _end(self, nbytes: int, size: int) -> Tail:
+        return Tail(self.fetch(max(0, size - nbytes), size) if size else b"", size)
 
     def _get(self, options: dict[str, Any]) -> memoryview:
         with self._bucket.explaining():

@@ -308,16 +308,6 @@ def _opened(
     if remote.download and remote.scheme in WEB:
         stream = StreamSource(_downloaded(cast("WebFile", transport)), cancellation, owned=True)
         return CopiedSource(stream, shown, open_named, own)
-    if remote.listed is not None and remote.listed[1] <= _WHOLE_NBYTES and not remote.download:
-        check_cancelled(cancellation)
-        nbytes = remote.listed[1]
-        try:
-            data = bytes(transport.fetch(0, nbytes)) if nbytes else b""
-            if nbytes and transport.version[0] != nbytes:
-                raise changed_far("the file was changed since it was listed")
-        finally:
-            transport.close()
-        return CopiedSource(BytesSource(data, cancellation), shown, open_named, own, transport.version)
     end = _WHOLE_NBYTES if remote.takes_end else TAIL_NBYTES
     return _fetched(transport, fetchers, open_named, cancellation, shares=shared is not None, end=end)
 

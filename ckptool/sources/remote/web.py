@@ -20,7 +20,6 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import BufferedReader, RawIOBase
 from time import monotonic
@@ -29,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import ckptool.system as system
-from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
+from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
 from ckptool.sources.address import Place, Remote, check_peer, follow, place_of
@@ -55,8 +54,6 @@ _HEAD_NBYTES: Final = 512
 _SECONDS: Final = 30
 _LEAST_NBYTES: Final = 30 << 10
 """What has to come in that time, of headers or of a body."""
-_STEP_SECONDS: Final = 0.5
-"""How long to wait for bytes before asking again whether anybody still wants them."""
 _MOST_TRIES: Final = 6
 _FIRST_SECONDS: Final = 0.1
 _LONGEST_SECONDS: Final = 20.0
@@ -143,12 +140,28 @@ class WebFile(Transport):
             self._connections.close()
 
     def _ask(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
-        """Ask for a range, or for everything, and return what ``take`` makes of the answer."""
+        """
+        Ask for a range, or for everything, and return what ``take`` makes of the answer; try again what may pass.
 
-        def attempt() -> T:
-            return in_time(lambda: self._ask_once(ranged, take), self._cancellation)
+        Raises:
+            FileUnavailable: It is not there, or the last try failed, too.
+            Cancelled: It was cancelled while it waited.
+        """
+        return in_time(lambda: self._tried(ranged, take), self._cancellation)
 
-        return retried(attempt, self._cancellation)
+    def _tried(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
+        for tries in range(1, _MOST_TRIES + 1):
+            check_cancelled(self._cancellation)  # nobody waits for this thread any more
+            try:
+                return self._ask_once(ranged, take)
+            except Passing as error:
+                if tries == _MOST_TRIES:
+                    what = f"{error.what}, {_MOST_TRIES} times"
+                    raise FileUnavailable(what, kind="network", hint="Try again later.") from error
+                # Threads that were turned away together do not come back together.
+                pause = _FIRST_SECONDS * 2**tries * (0.5 + random.random() / 2)  # noqa: S311 - nothing secret
+                time.sleep(min(max(pause, error.seconds), _LONGEST_SECONDS))
+        raise AssertionError
 
     def _ask_once(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
         headers = {"Accept-Encoding": "identity", "User-Agent": "ckptool"}
@@ -166,7 +179,7 @@ class WebFile(Transport):
 
         for _ in range(_MOST_REDIRECTS + 2):
             own = self._own if place.server == self._first.server else {}
-            found = self._connections.ask(place, {**headers, **own}, taken, self._cancellation)
+            found = self._connections.ask(place, {**headers, **own}, taken)
             if not isinstance(found, Place):
                 self._place = place
                 return found
@@ -224,6 +237,7 @@ class WebFile(Transport):
     def _pieces(self, answer: HTTPResponse) -> Iterator[bytes]:
         try:
             while piece := answer.read(_READ_NBYTES):
+                check_cancelled(self._cancellation)
                 yield piece
         except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two where it was closed
             if self._closed:
@@ -323,25 +337,17 @@ class Connections:
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
-    def ask(
-        self,
-        place: Place,
-        headers: dict[str, str],
-        take: Callable[[HTTPResponse], T],
-        cancellation: Cancellation | None = None,
-    ) -> T:
+    def ask(self, place: Place, headers: dict[str, str], take: Callable[[HTTPResponse], T]) -> T:
         """
         Send a GET, and return what ``take`` makes of its answer. The connection is kept if all of that was read.
 
         Raises:
             Passing: The connection was cut, or too little came for some time.
             FileUnavailable: There is no such server, or it is not to be asked.
-            Cancelled: It was cancelled while the answer came.
         """
         while True:
             kept = self._kept(place)
             connection = kept or self._connect(place)
-            connection.response_class = partial(_Answer, cancellation=cancellation)  # type: ignore[assignment]
             try:
                 connection.request("GET", self._target(place), headers=headers)
                 answer = connection.getresponse()
@@ -427,11 +433,12 @@ class Connections:
         return self._proxies[place.server]
 
     def _new(self, scheme: str, host: str, port: int) -> HTTPConnection:
-        if scheme == "http":
-            return HTTPConnection(host, port, timeout=_SECONDS)
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return HTTPSConnection(host, port, timeout=_SECONDS, context=self._tls)
+        made = HTTPConnection(host, port, timeout=_SECONDS)
+        if scheme == "https":
+            self._tls = self._tls or ssl.create_default_context()
+            made = HTTPSConnection(host, port, timeout=_SECONDS, context=self._tls)
+        made.response_class = _Answer
+        return made
 
     def _check(self, place: Place, connection: HTTPConnection, *, is_proxied: bool) -> None:
         """Refuse a server that a redirect led to, and that must not be asked."""
@@ -450,18 +457,17 @@ class Connections:
 class _Answer(HTTPResponse):
     """An answer of which every byte comes through ``_Incoming``."""
 
-    def __init__(self, sock: socket.socket, *, cancellation: Cancellation | None = None, **how: Any) -> None:
+    def __init__(self, sock: socket.socket, **how: Any) -> None:
         super().__init__(sock, **how)
-        self.fp = BufferedReader(_Incoming(sock, self.fp, cancellation))
+        self.fp = BufferedReader(_Incoming(sock, self.fp))
 
 
 class _Incoming(RawIOBase):
-    """What a server sends: no more waited for when it was cancelled, or when too little came for some time."""
+    """What a server sends: no more waited for when too little came for some time."""
 
-    def __init__(self, sock: socket.socket, held: BufferedReader, cancellation: Cancellation | None) -> None:
+    def __init__(self, sock: socket.socket, held: BufferedReader) -> None:
         self._sock = sock
         self._held = held  # as long as it is open, so is the socket
-        self._cancellation = cancellation
         self._nbytes = 0
         self._seconds = 0.0
 
@@ -469,27 +475,16 @@ class _Incoming(RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        usual = self._sock.gettimeout()
-        self._sock.settimeout(_STEP_SECONDS)
-        found = None
-        try:
-            while found is None:
-                check_cancelled(self._cancellation)
-                begun = monotonic()
-                with suppress(TimeoutError):
-                    found = self._sock.recv_into(buffer)
-                self._count(found or 0, monotonic() - begun)
-        finally:
-            self._sock.settimeout(usual)
-        return found
-
-    def _count(self, nbytes: int, seconds: float) -> None:
-        self._nbytes += nbytes
-        self._seconds += seconds
-        if self._seconds > _SECONDS:
-            if self._nbytes < _LEAST_NBYTES:
+        begun, found = monotonic(), -1
+        with suppress(TimeoutError):
+            found = self._sock.recv_into(buffer)
+        self._nbytes += max(0, found)
+        self._seconds += monotonic() - begun
+        if found < 0 or self._seconds > _SECONDS:
+            if found < 0 or self._nbytes < _LEAST_NBYTES:
                 raise Passing(f"only {self._nbytes:,} bytes came in {_SECONDS} seconds")
             self._nbytes, self._seconds = 0, 0.0
+        return found
 
     def close(self) -> None:
         self._held.close()
@@ -532,32 +527,3 @@ class Passing(Exception):
         super().__init__(what)
         self.what = what
         self.seconds = seconds
-
-
-def retried(attempt: Callable[[], T], cancellation: Cancellation | None) -> T:
-    """
-    Return what an attempt returns, and wait longer after each one that failed in passing.
-
-    Raises:
-        FileUnavailable: The last one failed, too.
-        Cancelled: It was cancelled while it waited.
-    """
-    for tries in range(_MOST_TRIES):
-        try:
-            return attempt()
-        except Passing as error:
-            if tries == _MOST_TRIES - 1:
-                what = f"{error.what}, {_MOST_TRIES} times"
-                raise FileUnavailable(what, kind="network", hint="Try again later.") from error
-            # Threads that were turned away together do not come back together.
-            pause = _FIRST_SECONDS * 2**tries * (1 + random.random())  # noqa: S311 - nothing secret
-            _wait(min(max(pause, error.seconds), _LONGEST_SECONDS), cancellation)
-    raise AssertionError
-
-
-def _wait(seconds: float, cancellation: Cancellation | None) -> None:
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if cancellation is not None:
-            cancellation.check()
-        time.sleep(left if cancellation is None else min(left, LOOK_SECONDS))
