@@ -63,6 +63,7 @@ class _Merged(MadeWeight):
 
     def made(self) -> Iterator[bytes]:
         from ckptool.torch_ops import merging
+        from ckptool.torch_ops.values import is_finite
 
         weight = merging.own(self._base)
         for one in self._changes:
@@ -75,7 +76,7 @@ class _Merged(MadeWeight):
                     weight, *parts, scale=one.scale, is_turned=one.is_turned, is_embedding=is_embedding
                 )
             one.adapter.checkpoint.check_unchanged()
-        if not merging.is_finite(weight):
+        if not is_finite(weight.flatten()):
             lost = merging.finite_count(merging.own(self._base)) - merging.finite_count(weight)
             if lost > 0:
                 fact = f"{counted(lost, 'value')} of {self.name!r} would be infinite or NaN, and was finite"

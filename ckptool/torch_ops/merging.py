@@ -84,16 +84,6 @@ def own(tensor: LazyTensor) -> torch.Tensor:
     return tensor.torch().detach().contiguous()
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Say whether no element is infinite or NaN."""
-    import torch
-
-    if tensor.dtype == torch.float16:  # of which torch 2.1 tells no ends
-        return bool(tensor.isfinite().all())
-    ends = (torch.stack(torch.aminmax(piece)) for piece in _pieces(tensor, BLOCK_NUMEL))  # NaN is both
-    return all(bool(one.isfinite().all()) for one in ends)
-
-
 def finite_count(tensor: torch.Tensor) -> int:
     """Return how many elements are finite."""
     return int(tensor.isfinite().sum())

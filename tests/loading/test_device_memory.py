@@ -21,7 +21,7 @@ from ckptool.loading.memory import assembly, host, placement
 from ckptool.loading.memory import device as device_memory
 from ckptool.loading.memory.device import DeviceMemory
 from ckptool.loading.memory.host import HostMemory, buffer_of
-from ckptool.loading.memory.out_of_memory import translate_out_of_memory
+from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
 from ckptool.torch_ops.accelerators import Accelerator

@@ -16,7 +16,7 @@ import torch
 
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.host import PIECE, Memory, Progress, Range, buffer_of
-from ckptool.loading.memory.out_of_memory import translate_out_of_memory
+from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.source import Source
 from ckptool.torch_ops.accelerators import Accelerator, accelerator
 

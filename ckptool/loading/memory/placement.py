@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ckptool.errors import DeviceUnavailable, MalformedFile, MigrationRefused, UnsupportedFeature
-from ckptool.loading.memory.out_of_memory import translate_out_of_memory
+from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.tensors.tensor import SPARSE_PARTS, TensorInfo
 from ckptool.torch_ops.devices import cuda_missing, device_there
 

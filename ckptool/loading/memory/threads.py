@@ -1,21 +1,28 @@
-"""Threads for torch's work: on the caller's streams, and so that a process can fork later without hanging."""
+"""
+How torch's work is done: on the caller's streams, in threads after which a process can still fork, with errors that say
+what ran out, and with a look at what a cast loses.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
 from threading import Thread
-from typing import TypeAlias, TypeVar
+from types import TracebackType
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 
 from ckptool.checkpoints.quantized import CASTABLE
-from ckptool.errors import UnsupportedFeature
-from ckptool.loading.memory.out_of_memory import translate_out_of_memory
+from ckptool.errors import OutOfMemory, UnsupportedFeature
 from ckptool.messages import MANY_ZEROED, show, zero_now
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.accelerators import accelerator, accelerators
 from ckptool.torch_ops.values import Lost, lost_in_cast, narrows
+
+T = TypeVar("T")
+_SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "invalid buffer size")
+"""By the driver of CUDA (when it loads a kernel, say), by torch of the CPU, there and on Windows, by Metal."""
 
 logger = logging.getLogger("ckptool")
 
@@ -32,9 +39,6 @@ def wait_for_own(devices: Iterable[torch.device]) -> None:
     for device in devices:
         if (found := accelerator(device.type)) is not None:
             found.wait_for_own(device)
-
-
-T = TypeVar("T")
 
 
 def in_own_thread(function: Callable[[], T]) -> T:
@@ -88,9 +92,36 @@ def castable(dtype: object) -> torch.dtype | None:
     return found
 
 
+class translate_out_of_memory:  # noqa: N801 - it is used like a function
+    """
+    Raise OutOfMemory for a block that runs out of memory on a device.
+
+    No generator: the error would keep its frame alive, and with it the error and the block's memory on the device.
+
+    Raises:
+        OutOfMemory: They are not there. Any other error comes out as it is.
+    """
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.nbytes = nbytes
+        self.device = device
+
+    def __enter__(self) -> None:
+        """Do nothing yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_full = isinstance(error, torch.cuda.OutOfMemoryError)
+        if is_full or (isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _SAID)):
+            raise OutOfMemory(
+                f"no {self.nbytes:,} bytes are free on {self.device}",
+                hint="Choose another device, or a smaller dtype=.",
+                needed=self.nbytes,
+            ) from error
+
+
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
-
-
 Zeroed: TypeAlias = dict[torch.dtype, dict[str, float]]
 """Which share of the values of tensors a type takes for zero, of those that are not: by type and name."""
 

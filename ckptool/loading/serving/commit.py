@@ -20,8 +20,13 @@ from ckptool.errors import UnsupportedFeature
 from ckptool.loading.custom_loading import OwnLoading, copies_of_tensors, fill, uses_original
 from ckptool.loading.fill_plan import Target
 from ckptool.loading.load_into import assign, parameter_like
-from ckptool.loading.memory.out_of_memory import translate_out_of_memory
-from ckptool.loading.memory.threads import apart_on_cpu, in_own_thread, wait_for_all, wait_for_own
+from ckptool.loading.memory.threads import (
+    apart_on_cpu,
+    in_own_thread,
+    translate_out_of_memory,
+    wait_for_all,
+    wait_for_own,
+)
 from ckptool.torch_ops.accelerators import accelerator
 
 
