@@ -35,10 +35,9 @@ from ckptool.sources.paths import shown_path
 from ckptool.sources.remote import web
 from tests.program import invoke
 from tests.remote.servers import serving
-from tests.remote.test_requests import NUMEL, tensors, zipped
+from tests.remote.test_requests import LARGE, tensors, zipped
 from tests.scale import in_turn
 
-LARGE = zipped(tensors(200, NUMEL))
 SECRET = "hunter2"
 SECONDS = 4
 """What waits a fraction of a second ends by then, on a busy machine too; what nobody stops waits longer."""

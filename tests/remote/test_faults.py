@@ -24,8 +24,9 @@ from ckptool.sources.remote import web
 from ckptool.sources.remote.opening import open_remote
 from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts, memory_of
 from tests import scale
+from tests.loading.same import assert_same
 from tests.remote.servers import serving
-from tests.remote.test_requests import NUMEL, legacy, tensors, zipped
+from tests.remote.test_requests import LARGE, NUMEL, legacy, tensors, zipped
 
 NBYTES = 9 << 20
 
@@ -181,13 +182,11 @@ def test_a_migration_fetches_little_more_than_the_file(save, tmp_path) -> None:
         assert server.sent < 1.1 * len(data) + 1_000_000
         assert len(server.requests) < 12
     assert report.verified
-    assert {name: tensor.tolist() for name, tensor in load(tmp_path / "x.safetensors").items()} == {
-        name: tensor.tolist() for name, tensor in wanted.items()
-    }
+    assert_same(load(tmp_path / "x.safetensors"), wanted)
 
 
 def test_a_deadline_ends_what_waits_for_a_server() -> None:
-    with serving({"/x": zipped(tensors(200, NUMEL))}) as server:
+    with serving({"/x": LARGE}) as server:
         server.seconds = 0.4
         with pytest.raises(Cancelled):
             open_checkpoint(f"{server.url}/x", limits=Limits(cancellation=Cancellation(0.6)))

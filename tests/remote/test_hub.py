@@ -9,12 +9,11 @@ import pytest
 
 from ckptool import CkptoolError, Remote, open_checkpoint
 from tests.remote.servers import Server, serving
-from tests.remote.test_requests import NUMEL, tensors, zipped
+from tests.remote.test_requests import LARGE
 
 pytest.importorskip("huggingface_hub", reason='huggingface_hub is not installed: pip install "ckptool[hub]"')
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
-LARGE = zipped(tensors(200, NUMEL))
 NAMES = ("config.json", "pytorch_model.bin", "old/pytorch_model.bin", "runs/last.ckpt")
 
 

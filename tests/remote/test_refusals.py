@@ -22,19 +22,17 @@ from ckptool import (
 )
 from tests.program import invoke
 from tests.remote.servers import Server, serving
-from tests.remote.test_requests import NUMEL, tensors, zipped
+from tests.remote.test_requests import LARGE, NUMEL, SMALL, tensors
 
-SMALL = zipped(tensors(3, 4))
-LARGE = zipped(tensors(200, NUMEL))
 SECRET = "hunter2"
 
 
-def refused(address: str) -> CkptoolError:
+def refused(address: str, secret: str = SECRET) -> CkptoolError:
     with pytest.raises(CkptoolError) as caught:
         open_checkpoint(address)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
-    assert SECRET not in f"{caught.value}{caught.value.hint}{caught.value.path}"
+    assert secret not in f"{caught.value}{caught.value.hint}{caught.value.path}"
     return caught.value
 
 

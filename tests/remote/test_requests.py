@@ -33,6 +33,10 @@ def legacy(found: dict[str, torch.Tensor]) -> bytes:
     return zipped(found, _use_new_zipfile_serialization=False)
 
 
+SMALL = zipped(tensors(3, 4))
+LARGE = zipped(tensors(200, NUMEL))
+
+
 def opened(server: Server) -> dict[str, tuple[Any, ...]]:
     with open_checkpoint(f"{server.url}/x") as found:
         return {name: (one.dtype, one.shape, one.info.storage) for name, one in found.tensors.items()}
@@ -124,28 +128,18 @@ def test_what_was_not_compared_is_noted_until_it_was(save: Callable[[dict[str, t
         assert not left or "200" not in left[0]
 
 
-def test_a_local_header_that_disagrees_is_met_with_its_payload() -> None:
-    data = zipped(tensors(200, NUMEL))
-    at = data.index(b"data/150")
-    changed = data[:at] + b"data/151" + data[at + 8 :]
-    with pytest.raises(AmbiguousFile, match="disagree"):
-        open_checkpoint(changed)
-    with serving({"/x": changed}) as server, open_checkpoint(f"{server.url}/x") as found:
-        found.tensors["layers.149.weight"].read()
-        with pytest.raises(AmbiguousFile, match="disagree"):
-            found.tensors["layers.150.weight"].read()
-
-
-def test_a_size_that_disagrees_is_met_with_its_storage() -> None:
-    data = legacy(tensors(200, NUMEL))
-    with open_checkpoint(data) as near:
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_local_header_and_a_size_that_disagree_are_met_with_their_payload(is_zip: bool) -> None:
+    data = bytearray(LARGE if is_zip else legacy(tensors(200, NUMEL)))
+    with open_checkpoint(bytes(data)) as near:
         storage = near.tensors["layers.150.weight"].info.storage
         assert storage is not None
-        at = storage.offset - 8
-    changed = data[:at] + b"\7" + data[at + 1 :]
-    with pytest.raises(MalformedFile, match="the tree says"):
-        open_checkpoint(changed)
-    with serving({"/x": changed}) as server, open_checkpoint(f"{server.url}/x") as found:
+    at = data.index(b"data/150") if is_zip else storage.offset - 8
+    data[at : at + 8] = b"data/151" if is_zip else b"\7" + bytes(data[at + 1 : at + 8])
+    error, says = (AmbiguousFile, "disagree") if is_zip else (MalformedFile, "the tree says")
+    with pytest.raises(error, match=says):
+        open_checkpoint(bytes(data))
+    with serving({"/x": bytes(data)}) as server, open_checkpoint(f"{server.url}/x") as found:
         found.tensors["layers.149.weight"].read()
-        with pytest.raises(MalformedFile, match="the tree says"):
+        with pytest.raises(error, match=says):
             found.tensors["layers.150.weight"].read()
