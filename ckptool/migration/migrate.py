@@ -158,13 +158,13 @@ def migrate_by(
     changes: Changes,
     how: WriteOptions = WriteOptions(),  # noqa: B008 - it never changes
     *,
-    opened: Callable[[], Checkpoint] | None = None,
+    opened: Checkpoint | None = None,
     merge: Merge | None = None,
 ) -> MigrationReport:
     """
     Do what ``migrate`` does, with the same guarantees and byte for byte the same result, for a folder whose files
     ``writers`` has written: a function that has each of a list of jobs done, by other processes or on other machines.
-    ``opened`` gives the source, where its tensors are not all in the files of ``src``;
+    ``opened`` is the source, where its tensors are not all in the files of ``src``;
     ``merge`` puts weights of other files into its own.
 
     Raises:
@@ -175,7 +175,7 @@ def migrate_by(
     if asked.joins and opened is not None:
         raise MigrationRefused("only files are joined", kind="contradiction", hint="Leave out `join=`, or say `cut=`.")
     joining, asked = _joined(src, asked, limits)
-    whole = joining.checkpoint if joining else opened() if opened else open_checkpoint(src, limits=limits)
+    whole = joining.checkpoint if joining else opened or open_checkpoint(src, limits=limits)
     with whole as checkpoint, about(checkpoint.path):
         checkpoint.check_index()
         with gc_paused():

@@ -19,10 +19,10 @@ https://github.com/huggingface/huggingface_hub; src/huggingface_hub/serializatio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -49,29 +49,6 @@ _LENGTH_NBYTES: Final = 8
 _INDEX: Final = "model.safetensors.index.json"
 
 
-class Selected(NamedTuple):
-    """What of the weights goes into safetensors files."""
-
-    tensors: dict[str, LazyTensor]
-    """Every tensor that the format can hold, in the order of the source."""
-    tied: dict[str, str]
-    dropped: tuple[str, ...]
-
-    @property
-    def kept(self) -> dict[str, LazyTensor]:
-        """The tensors that are stored, each under one name."""
-        if not self.tied:
-            return self.tensors
-        return {name: tensor for name, tensor in self.tensors.items() if name not in self.tied}
-
-    def recorded(self, weights: Weights, order: Iterable[str]) -> Recorded:
-        """Return what is to be recorded, where a reader finds the names in this order, and then the tied ones."""
-        names = (*order, *self.tied)
-        # A text that readers would take for a tied name is left out.
-        texts = {key: text for key, text in weights.texts if text not in self.tensors or text in self.tied}
-        return Recorded(self.tied, () if tuple(self.tensors) == names else tuple(self.tensors), weights.modules, texts)
-
-
 def plan_weights(
     plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None
 ) -> Plan:
@@ -86,60 +63,52 @@ def plan_weights(
     gone = dict.fromkeys(key for keys in globs.values() for key in keys if key not in new)
     texts = {**{key: text for key, text in weights.texts if key not in gone}, **new}
     weights = weights._replace(texts=tuple(texts.items()))
-    chosen = _select(checkpoint, weights, changes)
-    _refuse_reserved(new, chosen)
-    plan = replace(plan, metadata={key: text for key, text in new.items() if checkpoint.metadata.get(key) != text})
-    kept = chosen.kept
+    tensors, tied, left_out = _select(checkpoint, weights, changes)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in tied} if tied else tensors
+    _refuse_reserved(new, tied, kept)
     sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
-    parts = [] if most_nbytes is None else split(sizes, most_nbytes)
-    dropped = (*chosen.dropped, *(f"{METADATA}{key}" for key in gone))
-    plan = replace(plan, weights=weights, tied=chosen.tied, renamed=weights.renamed, dropped=dropped)
-    if len(parts) > 1:
-        return _shards(plan, chosen, parts, weights, cancellation)
-    is_folder = most_nbytes is not None
-    order = _packing_order(kept) if start is None else list(kept)
-    recorded = chosen.recorded(weights, order)
-    name = "model.safetensors" if is_folder else ""
-    file, header = _pack(name, kept, encode(recorded), cancellation, start)
-    if checkpoint.recorded.order and start is not None and not recorded.order:
-        text = encode(recorded._replace(order=tuple(chosen.tensors)))
-        longer, longer_header = _pack(name, kept, text, cancellation, start)
-        if len(longer_header.rstrip(b" ")) <= start - _LENGTH_NBYTES or new:  # no text takes the place of the order
-            file, header = longer, longer_header
-    expected = [(name, kept[name].info) for name in order]
-    return replace(plan, files=[file], is_folder=is_folder, expected=expected, packed=kept, header=header)
-
-
-def _shards(
-    plan: Plan,
-    chosen: Selected,
-    parts: list[list[str]],
-    weights: Weights,
-    cancellation: Cancellation | None,
-) -> Plan:
-    kept = chosen.kept
-    first = encode(chosen.recorded(weights, (name for part in parts for name in part))._replace(ties={}))
-    metadata = [first] + [{"format": first["format"]}] * (len(parts) - 1)
+    parts = [list(kept)] if most_nbytes is None else split(sizes, most_nbytes) or [[]]
+    orders = [_packing_order(part, kept) for part in parts] if start is None else parts
+    is_one = len(parts) == 1
+    found = [name for part in (orders if is_one else parts) for name in part]  # where an index has no say, by place
+    order = tuple(tensors)
+    # A text that readers would take for a tied name is left out.
+    texts = {key: text for key, text in texts.items() if text not in tensors or text in tied}
+    recorded = Recorded(tied if is_one else {}, () if order == (*found, *tied) else order, weights.modules, texts)
+    first = encode(recorded)
     names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
-    shards = [
-        _pack(file, {name: kept[name] for name in part}, text, cancellation)[0]
-        for file, part, text in zip(names, parts, metadata, strict=True)
-    ]
-    weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
-    total = sum(tensor.info.nbytes for tensor in kept.values())
-    index = json.dumps({"metadata": {"total_size": total, **chosen.tied}, "weight_map": weight_map}, indent=2)
-    order = [name for part in parts for name in _packing_order({name: kept[name] for name in part})]
+    names = ["" if most_nbytes is None else "model.safetensors"] if is_one else names
+    metadata = [first, *([{"format": first["format"]}] * (len(parts) - 1))]
+    packed = [_pack(*one, kept, cancellation, start) for one in zip(names, orders, metadata, strict=True)]
+    if checkpoint.recorded.order and start is not None and not recorded.order:
+        longer = _pack(names[0], orders[0], encode(recorded._replace(order=order)), kept, cancellation, start)
+        if len(longer[1].rstrip(b" ")) <= start - _LENGTH_NBYTES or new:  # no text takes the place of the order
+            packed = [longer]
+    files = [file for file, _ in packed]
+    if not is_one:
+        weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
+        total = sum(tensor.info.nbytes for tensor in kept.values())
+        index = json.dumps({"metadata": {"total_size": total, **tied}, "weight_map": weight_map}, indent=2)
+        files.append(file_of_bytes(_INDEX, index.encode()))
     return replace(
         plan,
-        files=[*shards, file_of_bytes(_INDEX, index.encode())],
-        is_folder=True,
-        expected=[(name, kept[name].info) for name in order],
+        weights=weights,
+        tied=tied,
+        renamed=weights.renamed,
+        dropped=(*weights.dropped, *left_out, *(f"{METADATA}{key}" for key in gone)),
+        metadata={key: text for key, text in new.items() if checkpoint.metadata.get(key) != text},
+        files=files,
+        is_folder=most_nbytes is not None,
+        expected=[(name, kept[name].info) for one in orders for name in one],
         packed=kept,
+        header=packed[0][1],
     )
 
 
-def _select(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Selected:
-    """Return the tensors of the weights that the format can hold, and which of their names are tied."""
+def _select(
+    checkpoint: Checkpoint, weights: Weights, changes: Changes
+) -> tuple[dict[str, LazyTensor], dict[str, str], list[str]]:
+    """Return the tensors that the format can hold, in order, which of their names are tied, and all other entries."""
     cancellation = checkpoint.source.cancellation
     unsupported = {
         name: tensor for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)
@@ -153,40 +122,57 @@ def _select(checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Selec
         )
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
     tied = {} if changes.expand_tied else _tied(each(tensors.items(), cancellation))
-    return Selected(tensors, tied, (*weights.dropped, *unsupported, *weights.others))
+    return tensors, tied, [*unsupported, *weights.others]
 
 
-def _refuse_reserved(new: Mapping[str, str], chosen: Selected) -> None:
+def _refuse_reserved(new: Mapping[str, str], tied: Collection[str], kept: Collection[str]) -> None:
     """Raise MigrationRefused for text that readers would take for names of tensors, or for where they are."""
     for key, text in new.items():
         fact = ""
-        if key in (ORDER_KEY, MODULES_KEY, *ABOUT_PIECES) or key in chosen.tied:
+        if key in (ORDER_KEY, MODULES_KEY, *ABOUT_PIECES) or key in tied:
             fact = f"metadata {key!r} is what names, ties or places of tensors are read from"
-        elif text in chosen.kept:
+        elif text in kept:
             fact = f"metadata {key!r} with the text {text!r} would make it another name of that tensor"
         if fact:
             raise MigrationRefused(fact, kind="reserved-metadata", hint="Choose another key, or another text.")
 
 
-def _packing_order(tensors: dict[str, LazyTensor]) -> list[str]:
+def _packing_order(names: Iterable[str], tensors: Mapping[str, LazyTensor]) -> list[str]:
     """Return names in the order in which the reference library packs their tensors."""
-    return sorted(tensors, key=lambda name: (-_packing_order_of(tensors[name]), name))
+    return sorted(names, key=lambda name: (-_DTYPE_ORDER.index(str(tensors[name].info.dtype.safetensors)), name))
 
 
 def _pack(
     name: str,
-    tensors: dict[str, LazyTensor],
+    order: Sequence[str],
     metadata: dict[str, str],
+    tensors: Mapping[str, LazyTensor],
     cancellation: Cancellation | None,
-    start: int | None = None,
+    start: int | None,
 ) -> tuple[OutFile, bytes]:
-    """Return a file of these tensors and this text, and its header."""
-    names = _packing_order(tensors) if start is None else list(tensors)
-    payloads = [payload_of(tensors[name]) for name in each(names, cancellation)]
-    header = _header(metadata, each(zip(names, payloads, strict=True), cancellation), tensors, start)
+    """Return a file of some tensors in this order, with this text, and its header."""
+    payloads = [payload_of(tensors[one]) for one in each(order, cancellation)]
+    entries: dict[str, object] = {"__metadata__": metadata}
+    position = 0
+    for one, payload in each(zip(order, payloads, strict=True), cancellation):
+        info = tensors[one].info
+        code = info.dtype.safetensors
+        # The header counts values, and torch packs two of these into one.
+        shape = [*info.shape[:-1], info.shape[-1] * 2] if code == "F4" else list(info.shape)
+        if start is not None and info.storage is not None:
+            position = info.storage.offset - start
+        entries[one] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
+        position += payload.nbytes
+    try:
+        header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise MigrationRefused(
+            "a name, or a text, that is no valid Unicode cannot be written into a header", kind="unsupported-name"
+        ) from error
+    header += b" " * (-len(header) % 8)
     nbytes = _LENGTH_NBYTES + len(header) + sum(payload.nbytes for payload in payloads)
-    codes = {tensor.info.dtype.safetensors for tensor in tensors.values()}
-    reader = partial(_open_with_reference, names=names, dtypes=codes, metadata=metadata)
+    codes = {tensors[one].info.dtype.safetensors for one in order}
+    reader = partial(_open_with_reference, names=order, dtypes=codes, metadata=metadata)
     return OutFile(name, nbytes, partial(_content, header, payloads), payloads, reader=reader), header
 
 
@@ -195,39 +181,9 @@ def _content(header: bytes, tensors: Sequence[Payload], _: Sequence[int]) -> Ite
     yield from tensors
 
 
-def _header(
-    metadata: dict[str, str],
-    payloads: Iterable[tuple[str, Payload]],
-    tensors: dict[str, LazyTensor],
-    start: int | None = None,
-) -> bytes:
-    entries: dict[str, object] = {"__metadata__": metadata}
-    position = 0
-    for name, payload in payloads:
-        info = tensors[name].info
-        code = info.dtype.safetensors
-        # The header counts values, and torch packs two of these into one.
-        shape = [*info.shape[:-1], info.shape[-1] * 2] if code == "F4" else list(info.shape)
-        if start is not None and info.storage is not None:
-            position = info.storage.offset - start
-        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [position, position + payload.nbytes]}
-        position += payload.nbytes
-    try:
-        header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise MigrationRefused(
-            "a name, or a text, that is no valid Unicode cannot be written into a header", kind="unsupported-name"
-        ) from error
-    return header + b" " * (-len(header) % 8)
-
-
 def _is_plain(tensor: LazyTensor) -> bool:
     dtype = tensor.info.dtype.safetensors
     return is_plain(tensor.info) and dtype is not None and not (dtype == "F4" and not tensor.shape)
-
-
-def _packing_order_of(tensor: LazyTensor) -> int:
-    return _DTYPE_ORDER.index(str(tensor.info.dtype.safetensors))
 
 
 def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
@@ -239,7 +195,9 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
     return {name: names[0] for names in groups for name in names[1:]}
 
 
-def _open_with_reference(path: str, names: list[str], dtypes: set[str | None], metadata: dict[str, str]) -> str | None:
+def _open_with_reference(
+    path: str, names: Sequence[str], dtypes: set[str | None], metadata: dict[str, str]
+) -> str | None:
     """Compare what the reference library finds, and return its version; None if it cannot be used here."""
     try:
         import safetensors

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -23,7 +22,7 @@ from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
 from ckptool.checkpoints.modules import facts_by_module
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.quantized import keep
-from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, prepare
+from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.side_by_side import TreeBuilder
@@ -40,7 +39,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.plain_values import plain_value
 from ckptool.sources.source import BytesSource
-from ckptool.tensors.payloads import CHUNK_NBYTES
+from ckptool.tensors.payloads import have_same_bytes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.caller_tensors import CallerTensors
@@ -111,16 +110,16 @@ def save(
         raise ValueError("key and weights say which weights of like are meant, and there is no like")
     if like is None and (missing != "refuse" or allow_new):
         raise ValueError("missing and allow_new are about names of like, and there is no like")
-    notes: dict[str, None] = {}
-    target = os.fspath(path)
-    if like is None:
-        opened = partial(_alone, state, limits)
-    else:
-        chosen, asked = (asked.key, asked.weights), asked._replace(key=None, weights="auto")
-        taken = _Taken(state, target, asked, *chosen, missing, allow_new, limits, notes)
-        opened = partial(_like, os.fspath(like), taken)
     how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
-    report = migrate_by(None, os.fspath(like or _NAME), target, asked, how, opened=opened)
+    target, notes = os.fspath(path), tuple[str, ...]()
+    with _alone(state, limits) if like is None else open_checkpoint(os.fspath(like), limits=limits) as made:
+        if like is not None:
+            with about(made.path):
+                replacing = _Replacing(made, state, asked, target, missing, allow_new, limits)
+                replacing.compare()
+                made, notes = replacing.edited(), tuple(replacing.notes)
+            asked = asked._replace(key=None, weights="auto")
+        report = migrate_by(None, os.fspath(like or _NAME), target, asked, how, opened=made)
     return report._replace(notes=(*report.notes, *notes))
 
 
@@ -175,114 +174,92 @@ def _without_values(name: str) -> MigrationRefused:
     return MigrationRefused(f"tensor {name!r} is on the meta device, and has no values", kind="no-values")
 
 
-class _Taken(NamedTuple):
-    """What is asked for of an original."""
+class _Replacing:
+    """A state dict that is given, and the one in a file that it replaces."""
 
-    state: Mapping[str, Any]
-    target: str
-    changes: Changes
-    key: str | None
-    weights: WeightsChoice
-    missing: Missing
-    allow_new: bool
-    limits: Limits
-    notes: dict[str, None]
-
-
-class _Edits(NamedTuple):
-    """What becomes of the entries of a state dict, by the names that they have in the file."""
-
-    tensors: dict[str, TensorInfo]
-    """Those that changed, and new ones."""
-    others: dict[str, object]
-    """Values of entries that are no tensors, and changed."""
-    gone: frozenset[str]
-
-
-def _like(like: str, taken: _Taken) -> Checkpoint:
-    """Return an original with tensors of a state dict in the places of its own."""
-    checkpoint = open_checkpoint(like, limits=taken.limits)
-    try:
-        with about(checkpoint.path):
-            checkpoint.check_index()
-            chosen = choose(checkpoint, taken.key, taken.weights)
-            if chosen.parts:
-                hint = f"Say which one with `key=`: {some([repr(one.key) for one in chosen.parts])}"
-                fact = f"{taken.key!r} joins {counted(len(chosen.parts), 'state dict')}, and one is replaced at a time"
-                raise MigrationRefused(fact, kind="several-state-dicts", hint=hint)
-            if all(chosen is not one for one in checkpoint.state_dicts):
-                raise MigrationRefused(
-                    "the averaged weights stand among the others, under other names",
-                    kind="weights-among-others",
-                    hint="Leave `weights=` out, and give all under the names that the file has.",
-                )
-            given = CallerTensors()
-            edits = _Comparison(checkpoint, chosen, taken, given).edits()
-            edited = _edited(checkpoint, chosen, edits, given, taken.limits)
-            for one in edited.state_dicts:
-                if one.key == chosen.key and one.class_name == chosen.class_name:
-                    _choose(edited, one)
-            return edited
-    except BaseException:
-        checkpoint.close()
-        raise
-
-
-class _Comparison:
-    """A state dict that is given, and the one that is in the file."""
-
-    def __init__(self, checkpoint: Checkpoint, chosen: StateDict, taken: _Taken, given: CallerTensors) -> None:
-        self._checkpoint = checkpoint
-        self._chosen = chosen
-        self._taken = taken
-        self._given = given
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        state: Mapping[str, Any],
+        changes: Changes,
+        target: str,
+        missing: Missing,
+        allow_new: bool,
+        limits: Limits,
+    ) -> None:
+        checkpoint.check_index()
+        chosen = choose(checkpoint, changes.key, changes.weights)
+        if chosen.parts:
+            hint = f"Say which one with `key=`: {some([repr(one.key) for one in chosen.parts])}"
+            fact = f"{changes.key!r} joins {counted(len(chosen.parts), 'state dict')}, and one is replaced at a time"
+            raise MigrationRefused(fact, kind="several-state-dicts", hint=hint)
+        if all(chosen is not one for one in checkpoint.state_dicts):
+            raise MigrationRefused(
+                "the averaged weights stand among the others, under other names",
+                kind="weights-among-others",
+                hint="Leave `weights=` out, and give all under the names that the file has.",
+            )
+        self._checkpoint, self._chosen = checkpoint, chosen
+        self._state = state
+        self._changes = changes
+        self._missing, self._allow_new = missing, allow_new
+        self._limits = limits
+        self._given = CallerTensors()
         self._own = prepare(checkpoint, chosen, NameChanges())
         self._unknown = object()
         """Stands for objects in entries that are no tensors."""
         self._has_unknown = False
-        form = form_of(taken.target, checkpoint, taken.changes)
+        form = form_of(target, checkpoint, changes._replace(key=None, weights="auto"))
         self._is_whole = checkpoint.traits.has_tree and form in ("same", "model", "dcp")
+        self.notes: dict[str, None] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        """Those that changed, and new ones, by the names that they have in the file,"""
+        self._others: dict[str, object] = {}
+        """values of entries that are no tensors, and changed,"""
+        self._gone: frozenset[str] = frozenset()
+        """and what goes."""
 
-    def edits(self) -> _Edits:
+    def compare(self) -> None:
         """
-        Return what is to be changed.
+        Find what is to be changed.
 
         Raises:
             MigrationRefused: The names do not fit, or a changed tensor is one that only its own class can write.
         """
-        state, own = self._taken.state, self._own
+        state, own = self._state, self._own
         names, new = self._names()
         lacking = [name for name, old in names.items() if name not in state and old in own.tensors]
         self._refuse(lacking, new)
-        drops = self._taken.missing == "drop"
-        found = _Edits({}, {}, frozenset(names[name] for name in lacking if drops))
-        if found.gone and not self._taken.changes.break_quantized:
-            self._refuse_without_scales(found.gone)
+        if self._missing == "drop":
+            self._gone = frozenset(names[name] for name in lacking)
+        if self._gone and not self._changes.break_quantized:
+            self._refuse_without_scales()
         tied: dict[object, list[str]] = {}
         for name, old in ((name, old) for name, old in names.items() if name in state):
             tensor = own.tensors.get(old)
             if tensor is not None:
-                tied.setdefault(identity(tensor.info), []).append(old)
-                self._compare_tensor(name, tensor, old, tied[identity(tensor.info)], found.tensors)
+                same = tied.setdefault(identity(tensor.info), [])
+                same.append(old)
+                self._compare_tensor(name, tensor.info, old, same)
             elif not self._says_same(own.others[old], name):
-                found.others[old] = state[name]
+                self._others[old] = state[name]
         for group in tied.values():
-            self._note_untied(group, found.tensors)
+            now = {identity(self._tensors[name]) if name in self._tensors else None for name in group}
+            if len(now) > 1:
+                self.notes[f"{some(list(map(repr, group)))} were one tensor, and are {len(now)} now"] = None
         for name, old in new.items():
             info = self._given.info(name, state[name])
             if info is None:
-                found.others[old] = state[name]
+                self._others[old] = state[name]
             else:
-                found.tensors[old] = info
-        return found
+                self._tensors[old] = info
 
-    def _refuse_without_scales(self, gone: Collection[str]) -> None:
+    def _refuse_without_scales(self) -> None:
         """Raise MigrationRefused where what goes scales what stays."""
-        head = self._chosen.head
         before = {name: tensor.info.dtype.name for name, tensor in self._checkpoint.tensors.items()}
-        lost = {head + name for name in gone}
-        quantised = quantization_among(self._checkpoint, before.keys() - lost)
-        if quantised and (wrong := quantised.damage({n: before[n] for n in before if n not in lost}, is_cast=False)):
+        left = {name: before[name] for name in before.keys() - {self._chosen.head + name for name in self._gone}}
+        quantised = quantization_among(self._checkpoint, left.keys())
+        if quantised and (wrong := quantised.damage(left, is_cast=False)):
             raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(self._checkpoint.part_of))
 
     def _names(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -291,15 +268,15 @@ class _Comparison:
         most = -1
         for rules in _STRIPPING:
             with suppress(MigrationRefused):  # as ``load`` keeps names then
-                changes = NameChanges(rules).chosen(self._taken.weights)
+                changes = NameChanges(rules).chosen(self._changes.weights)
                 found = prepare(self._checkpoint, self._chosen, changes).old_names
-                hits = sum(name in found for name in self._taken.state)
+                hits = sum(name in found for name in self._state)
                 if hits > most:
                     best, most = found, hits
         heads = {old.removesuffix(name) if old.endswith(name) else None for name, old in best.items()} or {""}
         head = heads.pop() if len(heads) == 1 else None
-        new = {name: f"{head or ''}{name}" for name in self._taken.state if name not in best}
-        if new and head is None and self._taken.allow_new:
+        new = {name: f"{head or ''}{name}" for name in self._state if name not in best}
+        if new and head is None and self._allow_new:
             raise MigrationRefused(
                 f"it is not clear where {some(list(map(repr, new)))} would be in the file, whose names have wrappers",
                 kind="new-names",
@@ -310,14 +287,14 @@ class _Comparison:
     def _refuse(self, lacking: list[str], new: Mapping[str, str]) -> None:
         """Raise MigrationRefused where the names of both sides differ, unless that is meant."""
         of_model = self._chosen.class_name is not None
-        if lacking and (self._taken.missing == "refuse" or (of_model and self._taken.missing == "drop")):
+        if lacking and (self._missing == "refuse" or (of_model and self._missing == "drop")):
             raise MigrationRefused(
                 f"the state lacks {counted(len(lacking), 'tensor')} of the file: {some(list(map(repr, lacking)))}",
                 kind="missing-names",
                 hint="Keep those of the file with `missing='keep'`"
                 + ("." if of_model else ", or leave them out with `missing='drop'`."),
             )
-        if new and (not self._taken.allow_new or of_model):
+        if new and (not self._allow_new or of_model):
             raise MigrationRefused(
                 f"the file lacks {counted(len(new), 'name')} of the state: {some(list(map(repr, new)))}",
                 kind="new-names",
@@ -326,16 +303,14 @@ class _Comparison:
                 else "If they are to be added, say so with `allow_new=True`.",
             )
 
-    def _compare_tensor(
-        self, name: str, tensor: LazyTensor, old: str, tied: list[str], changed: dict[str, TensorInfo]
-    ) -> None:
+    def _compare_tensor(self, name: str, own: TensorInfo, old: str, tied: list[str]) -> None:
         """Note a tensor that changed; one that is still equal to another that it is tied to becomes the same."""
-        value, own = self._taken.state[name], tensor.info
+        value = self._state[name]
         info = self._given.info(name, value, own.location if own.storage or own.parts else None)
         if info is None:
             kind = type(value).__name__
             raise TypeError(f"state[{name!r}] takes torch.Tensor | numpy.ndarray | LazyTensor, not {kind}")
-        if are_equal(info, own, self._taken.limits):
+        if are_equal(info, own, self._limits):
             return
         if info.storage is None and not info.parts:  # on the meta device
             raise _without_values(name)
@@ -346,14 +321,9 @@ class _Comparison:
                 kind="unsupported-tensor",
                 hint="Take the weights alone: `form='state_dict'` or `form='safetensors'`.",
             )
-        others = (changed[one] for one in tied if one in changed)
-        same = next((one for one in others if are_equal(info, one, self._taken.limits)), info)
-        changed[old] = same._replace(requires_grad=own.requires_grad, kind=own.kind, subclass=None)
-
-    def _note_untied(self, group: list[str], changed: Mapping[str, TensorInfo]) -> None:
-        now = {identity(changed[name]) if name in changed else None for name in group}
-        if len(now) > 1:
-            self._taken.notes[f"{some(list(map(repr, group)))} were one tensor, and are {len(now)} now"] = None
+        others = (self._tensors[one] for one in tied if one in self._tensors)
+        same = next((one for one in others if are_equal(info, one, self._limits)), info)
+        self._tensors[old] = same._replace(requires_grad=own.requires_grad, kind=own.kind, subclass=None)
 
     def _says_same(self, node: Inert, name: str) -> bool:
         """Say whether an entry that is no tensor is to stay: it is equal, or nobody can tell."""
@@ -363,18 +333,18 @@ class _Comparison:
             info = rebuilder.tensor(inner) if rebuilder is not None else None
             return None if info is None else LazyTensor(name, info)
 
-        own = plain_value(node, leaf, self._taken.limits.cancellation, lambda *_: self._unknown)
+        own = plain_value(node, leaf, self._limits.cancellation, lambda *_: self._unknown)
         self._has_unknown = False
-        is_same = self._are_same(own, self._taken.state[name])
+        is_same = self._are_same(own, self._state[name])
         if is_same and self._has_unknown:
-            self._taken.notes[f"{name!r} is as it is in the file: it holds objects, which cannot be compared"] = None
+            self.notes[f"{name!r} is as it is in the file: it holds objects, which cannot be compared"] = None
         return is_same
 
     def _are_same(self, own: Any, value: Any) -> bool:
         """Say whether an entry of the file is equal to a value, whatever is in the places of what is unknown."""
         if isinstance(own, LazyTensor):
             info = self._given.info(own.name, value)
-            return info is not None and are_equal(info, own.info, self._taken.limits)
+            return info is not None and are_equal(info, own.info, self._limits)
         if own is self._unknown:
             self._has_unknown = True
             return True
@@ -386,52 +356,62 @@ class _Comparison:
             return len(own) == len(value) and all(self._are_same(one, other) for one, other in pairs)
         return repr(own) == repr(value) if isinstance(own, float | complex) else bool(own == value)  # NaN, minus zero
 
+    def edited(self) -> Checkpoint:
+        """Return the checkpoint with what is to be changed. Its tree, which nobody else has, is changed where it is."""
+        checkpoint, chosen, limits = self._checkpoint, self._chosen, self._limits
+        record = {one.name: checkpoint.__dict__[one.name] for one in fields(Parsed)}
+        record["inside"] = {}
+        if checkpoint.traits.has_tree and checkpoint.rebuilder is not None:
+            builder = TreeBuilder(limits)
+            root = builder.transplant(checkpoint.root, checkpoint.rebuilder)
+            leaves = {name: builder.tensor(info) for name, info in self._tensors.items()}
+            for name, one in self._others.items():
+                leaves[name] = _node(name, one, self._given, builder, is_inside=True)
+            if chosen.class_name is None:
+                _edit_mapping(chosen, leaves, self._gone)
+            else:
+                _edit_model(checkpoint, root, chosen.key, self._tensors, leaves)
+            contents = collect_weights(root, builder.rebuilder, limits)
+            record |= {"root": root, "rebuilder": builder.rebuilder, "contents": contents}
+        else:
+            record["contents"] = self._contents()
+            record["recorded"] = checkpoint.recorded._replace(ties={}, order=())  # what is tied shares its memory here
+        edited = Checkpoint(checkpoint.path, checkpoint.source, Parsed(**record))
+        for state_dict in edited.state_dicts:
+            if state_dict.key == chosen.key and state_dict.class_name == chosen.class_name:
+                _choose(edited, state_dict)
+        return edited
+
+    def _contents(self) -> Contents:
+        """Return the tensors of a checkpoint without a tree, those of the state dict in their order."""
+        checkpoint, chosen = self._checkpoint, self._chosen
+        infos = {name: tensor.info for name, tensor in self._own.tensors.items() if name not in self._gone}
+        infos = {chosen.head + name: info for name, info in (infos | self._tensors).items()}
+        own_names = {chosen.head + name for name in chosen}
+        contents = Contents(
+            {name: one.info for name, one in checkpoint.tensors.items() if name not in own_names} | infos
+        )
+        contents.walks = list(checkpoint.walks)
+        kind: GroupKind = "mapping" if chosen.class_name is None else "module"
+        contents.groups = [Group(chosen.key, kind, list(infos), chosen.class_name, chosen.node)] if infos else []
+        return contents
+
 
 def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
     """Say whether two tensors have the same type, shape and layout, and the same bytes in each element."""
     kinds = [(info.dtype.name, info.shape, info.layout, info.details, info.storage is None) for info in (one, other)]
-    if kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1] or (one.storage is not None and not have_same_bytes(one, other, limits)):
         return False
-    if one.storage is not None:
-        sides = (LazyTensor("", info).chunks(CHUNK_NBYTES, limits=limits) for info in (one, other))
-        if any(a != b for a, b in zip_longest(*sides)):
-            return False
     if one.layout == "strided":
         return True  # the parts of a plain tensor (a gradient, attributes) are not its value
-    parts = [dict(info.parts) for info in (one, other)]
-    return parts[0].keys() == parts[1].keys() and all(
-        are_equal(part, parts[1][name], limits) for name, part in parts[0].items()
-    )
-
-
-def _edited(
-    checkpoint: Checkpoint, chosen: StateDict, edits: _Edits, given: CallerTensors, limits: Limits
-) -> Checkpoint:
-    """Return the checkpoint with edits. Its tree, which nobody else has, is changed where it is."""
-    record = {one.name: checkpoint.__dict__[one.name] for one in fields(Parsed)}
-    record["inside"] = {}
-    if checkpoint.traits.has_tree and checkpoint.rebuilder is not None:
-        builder = TreeBuilder(limits)
-        root = builder.transplant(checkpoint.root, checkpoint.rebuilder)
-        leaves = {name: builder.tensor(info) for name, info in edits.tensors.items()}
-        leaves |= {name: _node(name, one, given, builder, is_inside=True) for name, one in edits.others.items()}
-        if chosen.class_name is None:
-            _edit_mapping(chosen, leaves, edits.gone)
-        else:
-            _edit_model(checkpoint, root, chosen.key, edits.tensors, leaves)
-        contents = collect_weights(root, builder.rebuilder, limits)
-        record |= {"root": root, "rebuilder": builder.rebuilder, "contents": contents}
-    else:
-        own = prepare(checkpoint, chosen, NameChanges())
-        record["contents"] = _contents(checkpoint, chosen, own, edits)
-        record["recorded"] = checkpoint.recorded._replace(ties={}, order=())  # what is tied shares its memory here
-    return Checkpoint(checkpoint.path, checkpoint.source, Parsed(**record))
+    parts, others = dict(one.parts), dict(other.parts)
+    return parts.keys() == others.keys() and all(are_equal(part, others[name], limits) for name, part in parts.items())
 
 
 def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: frozenset[str]) -> None:
     """Put other values into the mapping of a state dict, take some out, and add what it has no key for at its end."""
-    head = f"{chosen.key}." if chosen.own_keys is not None and chosen.key else ""
     own = chosen.own_keys
+    head = chosen.head if own is not None else ""
     pairs, known = [], set()
     for key, value in nodes.mapping_pairs(chosen.node) or ():
         name = key[len(head) :] if isinstance(key, str) and (own is None or key in own) else None
@@ -497,17 +477,3 @@ def _replace(root: Inert, wanted: Mapping[int, Inert]) -> set[int]:
             if isinstance(one, Call) and one.items:
                 one.items = [wanted.get(id(inner), inner) for inner in one.items]
     return stuck | (wanted.keys() - found)
-
-
-def _contents(checkpoint: Checkpoint, chosen: StateDict, own: Weights, edits: _Edits) -> Contents:
-    """Return the tensors of a checkpoint without a tree, those of the state dict in their order."""
-    head = f"{chosen.key}." if chosen.key else ""
-    infos = {name: tensor.info for name, tensor in own.tensors.items() if name not in edits.gone} | edits.tensors
-    own_names = {head + name for name in chosen}
-    left = {name: one.info for name, one in checkpoint.tensors.items() if name not in own_names}
-    contents = Contents(left | {head + name: info for name, info in infos.items()})
-    contents.walks = list(checkpoint.walks)
-    kind: GroupKind = "mapping" if chosen.class_name is None else "module"
-    names = [head + name for name in infos]
-    contents.groups = [Group(chosen.key, kind, names, chosen.class_name, chosen.node)] if names else []
-    return contents

@@ -23,9 +23,8 @@ from ckptool.migration.plan import Plan
 from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
 from ckptool.sources.source import BytesSource, Meter
-from ckptool.tensors.payloads import CHUNK_NBYTES, Payload, StoragePayload
+from ckptool.tensors.payloads import Payload, StoragePayload, have_same_bytes
 from ckptool.tensors.pieces import PiecesSource
-from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
@@ -204,8 +203,7 @@ def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:
     inside = [isinstance(storage.source, BytesSource) and storage.file_offset is None for storage in storages]
     if inside != [True, True] and not (one.is_array and other.is_array):
         return False
-    pieces = (LazyTensor("", info).chunks(CHUNK_NBYTES) for info in (one, other))
-    return one.nbytes == other.nbytes and all(a == b for a, b in zip(*pieces, strict=True))
+    return one.nbytes == other.nbytes and have_same_bytes(one, other)
 
 
 def _failed(what: str) -> OutputFailed:

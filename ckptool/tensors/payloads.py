@@ -7,14 +7,16 @@ A payload is read in bounded pieces and never as a whole, so that memory does no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from ckptool.errors import DamagedFile
+from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.files import file_under
 from ckptool.tensors.pieces import Extent, PiecesSource, Place, file_of, place_of
 from ckptool.tensors.reading import LazyTensor, in_memory, swapped
-from ckptool.tensors.tensor import StorageRef, storages_of
+from ckptool.tensors.tensor import StorageRef, TensorInfo, storages_of
 
 
 def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
@@ -152,3 +154,9 @@ def payload_of(tensor: LazyTensor) -> Payload:
     if covers and storage is not None and not (info.conj or info.neg):
         return StoragePayload(storage, info.dtype.swap_nbytes)
     return TensorPayload(tensor)
+
+
+def have_same_bytes(one: TensorInfo, other: TensorInfo, limits: Limits = DEFAULT_LIMITS) -> bool:
+    """Say whether two tensors with bytes of their own have the same ones, in row-major order."""
+    sides = (LazyTensor("", info).chunks(CHUNK_NBYTES, limits=limits) for info in (one, other))
+    return all(a == b for a, b in zip_longest(*sides))
