@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ckptool.arguments import check_arguments
-from ckptool.cancellation import Cancellation, each
+from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import left_beside
 from ckptool.diffing.report import UNREAD, DiffedFile, DiffReport, OrderChange, ShapeChange
@@ -92,19 +92,19 @@ def diff(
 
         def compared(*, aligned: bool) -> DiffReport:
             sides = _sides(checkpoints, scope, keys, layout, aligned=aligned)
-            meter = Meter(progress, _common_nbytes(*sides))
+            infos = [tensor.info for name, tensor in sides[0].tensors.items() if name in sides[1].tensors]
+            meter = Meter(progress, sum({identity(info): info.nbytes for info in infos}.values()))
             paths = checkpoints[0].path, checkpoints[1].path
             comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
-            found = _Differences(sides, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
-            cancellation = limits.cancellation
-            found.compare(sides[0].tensors, sides[1].tensors, cancellation)
-            found.compare(sides[0].attributes, sides[1].attributes, cancellation)
-            report = found.report(checkpoints, scope, keys)
+            found = _Differences(checkpoints, sides, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
+            found.compare(sides[0].tensors, sides[1].tensors)
+            found.compare(sides[0].attributes, sides[1].attributes)
+            report = found.report(scope, keys)
             if ignore_order:
                 report = report._replace(order=None)
-            if found.only_a and found.only_b:
-                other = _sides(checkpoints, scope, keys, layout, aligned=True)
-                report = report._replace(wrapped=_common(*other) > _common(*sides))
+            if report.only_a and report.only_b:
+                a, b = (side.tensors.keys() for side in _sides(checkpoints, scope, keys, layout, aligned=True))
+                report = report._replace(wrapped=len(a & b) > len(infos))
             return report._replace(likeness=tuple(found.likeness())) if stat else report
 
         for checkpoint in checkpoints if values else ():
@@ -126,15 +126,6 @@ def _tolerance(rtol: float | None, atol: float | None, *, has_values: bool, stat
     if not has_values and (stat or rtol is not None or atol is not None):
         raise ValueError("stat, rtol and atol need values=True: they are about them")
     return None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
-
-
-def _common(a: Side, b: Side) -> int:
-    return len(a.tensors.keys() & b.tensors.keys())
-
-
-def _common_nbytes(a: Side, b: Side) -> int:
-    infos = [tensor.info for name, tensor in a.tensors.items() if name in b.tensors]
-    return sum({identity(info): info.nbytes for info in infos}.values())
 
 
 def _file(checkpoint: Checkpoint, side: Side) -> DiffedFile:
@@ -162,16 +153,24 @@ class _Differences:
     """What differs between two sides, as it is found."""
 
     def __init__(
-        self, sides: tuple[Side, Side], comparer: ValueComparer | None, *, ignore_device: bool, ignore_dtype: bool
+        self,
+        checkpoints: Sequence[Checkpoint],
+        sides: tuple[Side, Side],
+        comparer: ValueComparer | None,
+        *,
+        ignore_device: bool,
+        ignore_dtype: bool,
     ) -> None:
+        self._checkpoints = checkpoints
+        self._cancellation = checkpoints[0].source.cancellation
         self._a, self._b = sides
         self._lacks: frozenset[Aspect] = self._a.lacks | self._b.lacks
         self._comparer = comparer
         self._ignore_device = ignore_device
         self._ignore_dtype = ignore_dtype
         self._tensors = 0
-        self.only_a: list[str] = []
-        self.only_b: list[str] = []
+        self._only_a: list[str] = []
+        self._only_b: list[str] = []
         self._shapes: list[ShapeChange] = []
         self._dtypes: list[Change] = []
         self._devices: list[Change] = []
@@ -185,19 +184,17 @@ class _Differences:
         self._two_types: list[str] = []
         """Tensors of two types where numpy, which compares their values, is missing."""
 
-    def compare(
-        self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor], cancellation: Cancellation | None
-    ) -> None:
+    def compare(self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]) -> None:
         """Compare the tensors of two mappings, name by name."""
-        self.only_a += [name for name in a if name not in b]
-        self.only_b += [name for name in b if name not in a]
+        self._only_a += [name for name in a if name not in b]
+        self._only_b += [name for name in b if name not in a]
         common = [name for name in a if name in b]
         self._tensors += len(common)
         if "ties" not in self._lacks:
-            ties_a, ties_b = (dict.fromkeys(_ties(each(common, cancellation), tensors)) for tensors in (a, b))
+            ties_a, ties_b = (dict.fromkeys(_ties(each(common, self._cancellation), tensors)) for tensors in (a, b))
             self._ties_a += [names for names in ties_a if names not in ties_b]
             self._ties_b += [names for names in ties_b if names not in ties_a]
-        for name in each(common, cancellation):
+        for name in each(common, self._cancellation):
             self._compare_infos(name, a[name].info, b[name].info)
 
     def _compare_infos(self, name: str, a: TensorInfo, b: TensorInfo) -> None:
@@ -213,8 +210,8 @@ class _Differences:
             if _layout(a) != _layout(b):
                 self._layouts.append(Change(name, _layout(a), _layout(b)))
             parts_a, parts_b = self._parts(name, a), self._parts(name, b)
-            self.only_a += [part for part in parts_a if part not in parts_b]
-            self.only_b += [part for part in parts_b if part not in parts_a]
+            self._only_a += [part for part in parts_a if part not in parts_b]
+            self._only_b += [part for part in parts_b if part not in parts_a]
             todo += [(part, info, parts_b[part]) for part, info in reversed(parts_a.items()) if part in parts_b]
             if a.shape == b.shape and self._comparer is not None:
                 self._compare_values(name, a, b, self._comparer)
@@ -254,18 +251,16 @@ class _Differences:
             parts[key] = part
         return parts
 
-    def report(
-        self, checkpoints: Sequence[Checkpoint], scope: Scope, keys: tuple[str | None, str | None]
-    ) -> DiffReport:
+    def report(self, scope: Scope, keys: tuple[str | None, str | None]) -> DiffReport:
         """Return all that differs, with the facts and the other values of the two sides."""
         a, b = self._a, self._b
         return DiffReport(
-            a=_file(checkpoints[0], a),
-            b=_file(checkpoints[1], b),
+            a=_file(self._checkpoints[0], a),
+            b=_file(self._checkpoints[1], b),
             scope=scope,
             tensors=self._tensors,
-            only_a=tuple(self.only_a),
-            only_b=tuple(self.only_b),
+            only_a=tuple(self._only_a),
+            only_b=tuple(self._only_b),
             order=None if "order" in self._lacks else _order(a, b),
             shapes=tuple(self._shapes),
             dtypes=tuple(self._dtypes),
@@ -274,24 +269,47 @@ class _Differences:
             ties_a=tuple(self._ties_a),
             ties_b=tuple(self._ties_b),
             metadata=tuple(_metadata(a, b)),
-            others=_others(checkpoints, a, b, self._comparer, ignore_device=self._ignore_device),
+            others=self._differing_others(),
             values=tuple(self._values),
             close=tuple(self._close),
             values_compared=self._comparer is not None,
-            not_compared=tuple(self._not_compared(checkpoints, keys)),
+            not_compared=tuple(self._not_compared(keys)),
             wrapped=False,
         )
 
-    def _not_compared(self, checkpoints: Sequence[Checkpoint], keys: tuple[str | None, str | None]) -> Iterator[str]:
+    def _differing_others(self) -> tuple[Change, ...]:
+        if "values that are no tensors" in self._lacks:
+            return ()
+        a, b = self._a.others, self._b.others
+        trees = ((name, a.get(name, NOTHING), b.get(name, NOTHING)) for name in dict.fromkeys((*a, *b)))
+        return tuple(islice(tree_changes(trees, self._same_outside, self._cancellation), _MOST_CHANGES))
+
+    def _same_outside(self, one: Inert, other: Inert) -> bool | None:
+        """Say whether two nodes are the same tensors, storages or devices; None if they are none of these."""
+        rebuilders = [(side.rebuilder, node) for side, node in zip(self._checkpoints, (one, other), strict=True)]
+        if any(rebuilder is not None and rebuilder.tensor(node) is not None for rebuilder, node in rebuilders):
+            return True  # tensors are compared by name
+        if not (isinstance(one, PersistentId) and isinstance(other, PersistentId)):
+            return True if self._ignore_device and _is_device(one) and _is_device(other) else None
+        left, right = (rebuilder.storage(node) if rebuilder is not None else None for rebuilder, node in rebuilders)
+        if left is None or right is None:
+            return None
+        if (left.dtype, left.ref.nbytes) != (right.dtype, right.ref.nbytes):
+            return False
+        if left.ref.location != right.ref.location and not self._ignore_device:
+            return False
+        return self._comparer is None or self._comparer.same_bytes(left.ref, right.ref)
+
+    def _not_compared(self, keys: tuple[str | None, str | None]) -> Iterator[str]:
         """Yield what is adjacent to the weights, not recorded, not readable, or not computed."""
         sides = (self._a, self._b)
-        for checkpoint, side, key, label in zip(checkpoints, sides, keys, "AB", strict=True):
+        for checkpoint, side, key, label in zip(self._checkpoints, sides, keys, "AB", strict=True):
             weights = checkpoint.weights
             is_chosen = weights is not None and side.key == weights.key
             if weights is not None and is_chosen and (what := left_beside(checkpoint, key, weights)):
                 yield f"in {label}, {what}"
         yield from dict.fromkeys(
-            f"what is in the others: {part.what}" for one in checkpoints if (part := one.part_of) is not None
+            f"what is in the others: {part.what}" for one in self._checkpoints if (part := one.part_of) is not None
         )
         for label, side, other in (("A", *sides), ("B", self._b, self._a)):
             if lost := sorted((side.lacks - other.lacks) & other.has):
@@ -362,46 +380,6 @@ def _prefixes(names: Iterable[str]) -> set[str]:
                 break
             found.add(head)
     return found
-
-
-def _others(
-    checkpoints: Sequence[Checkpoint], a: Side, b: Side, comparer: ValueComparer | None, *, ignore_device: bool
-) -> tuple[Change, ...]:
-    def same(one: Inert, other: Inert) -> bool | None:
-        pairs = zip(checkpoints, (one, other), strict=True)
-        if any(side.rebuilder is not None and side.rebuilder.tensor(node) is not None for side, node in pairs):
-            return True  # tensors are compared by name
-        if isinstance(one, PersistentId) and isinstance(other, PersistentId):
-            return _same_storages(checkpoints, one, other, comparer, ignore_device=ignore_device)
-        return True if ignore_device and _is_device(one) and _is_device(other) else None
-
-    if "values that are no tensors" in a.lacks | b.lacks:
-        return ()
-    names = dict.fromkeys((*a.others, *b.others))
-    trees = ((name, a.others.get(name, NOTHING), b.others.get(name, NOTHING)) for name in names)
-    return tuple(islice(tree_changes(trees, same, checkpoints[0].source.cancellation), _MOST_CHANGES))
-
-
-def _same_storages(
-    checkpoints: Sequence[Checkpoint],
-    a: PersistentId,
-    b: PersistentId,
-    comparer: ValueComparer | None,
-    *,
-    ignore_device: bool,
-) -> bool | None:
-    """Say whether two bare storages are the same; None if these are no storages."""
-    left, right = (
-        one.rebuilder.storage(node) if one.rebuilder is not None else None
-        for one, node in zip(checkpoints, (a, b), strict=True)
-    )
-    if left is None or right is None:
-        return None
-    if (left.dtype, left.ref.nbytes) != (right.dtype, right.ref.nbytes):
-        return False
-    if left.ref.location != right.ref.location and not ignore_device:
-        return False
-    return comparer is None or comparer.same_bytes(left.ref, right.ref)
 
 
 def _is_device(node: Inert) -> bool:

@@ -34,21 +34,21 @@ class Side(NamedTuple):
 
     key: str | None
     """The path of the weights; None for everything."""
-    tensors: dict[str, LazyTensor]
-    attributes: dict[str, LazyTensor]
-    """Tensors inside whole models that a state_dict() would not give."""
-    others: dict[str, Inert]
+    tensors: Mapping[str, LazyTensor]
+    others: Mapping[str, Inert]
     """Values that are no tensors, those inside whole models too."""
-    facts: dict[tuple[str, str], str]
-    """What is said of modules: their versions, and the class of a whole model. Keys: path and fact."""
-    metadata: dict[str, str] | None
-    """The ``__metadata__`` of safetensors; None for other formats."""
-    has_models: bool
-    """Whether there are whole models in it that are not among the others."""
-    unreadable: tuple[str, ...]
-    """Entries that are tensors of a kind that cannot be read."""
     lacks: frozenset[Aspect]
     """What its format does not record."""
+    attributes: Mapping[str, LazyTensor] = {}
+    """Tensors inside whole models that a state_dict() would not give."""
+    facts: Mapping[tuple[str, str], str] = {}
+    """What is said of modules: their versions, and the class of a whole model. Keys: path and fact."""
+    metadata: Mapping[str, str] | None = None
+    """The ``__metadata__`` of safetensors; None for other formats."""
+    has_models: bool = False
+    """Whether there are whole models in it that are not among the others."""
+    unreadable: tuple[str, ...] = ()
+    """Entries that are tensors of a kind that cannot be read."""
 
     @property
     def has(self) -> frozenset[Aspect]:
@@ -116,17 +116,8 @@ def side_of(
 def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: AskedRecipe) -> Side:
     """Return the weights as a recipe makes them of those without what wrappers added to their names."""
     weights = recipe.applied(checkpoint, prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))).weights
-    return Side(
-        key=chosen.key,
-        tensors=weights.tensors,
-        attributes={},
-        others=weights.others,
-        facts={},
-        metadata=None,
-        has_models=False,
-        unreadable=(),
-        lacks=_lacks(checkpoint) | {"order", "ties", "module versions"},
-    )
+    lacks: frozenset[Aspect] = _lacks(checkpoint) | {"order", "ties", "module versions"}
+    return Side(chosen.key, weights.tensors, weights.others, lacks)
 
 
 def _align(names: Iterable[str]) -> dict[str, str]:
@@ -140,7 +131,7 @@ def _align(names: Iterable[str]) -> dict[str, str]:
 
 def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Side:
     weights = prepare(checkpoint, chosen, NameChanges())
-    head = f"{chosen.key}." if chosen.key else ""
+    head = chosen.head
     others = [one for one in checkpoint.state_dicts if one is not chosen and one.key.startswith(head)]
     apart = tuple(f"{one.key}." for one in others if one.key != chosen.key)
     deeper = _below(checkpoint.tensors, head, apart, set(weights.others))
@@ -156,11 +147,9 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
     return Side(
         key=chosen.key,
         tensors={names.get(name, name): tensor for name, tensor in tensors.items()},
-        attributes={},
         others={names.get(path, path): node for path, node in within.items()},
         facts=_module_facts(weights.modules, list(tensors), aligned=aligned),
         metadata=_metadata(checkpoint),
-        has_models=False,
         unreadable=tuple(name[len(head) :] for name, _ in checkpoint.contents.unreadable if name.startswith(head)),
         lacks=_lacks(checkpoint),
     )
@@ -189,7 +178,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
     names: dict[str, str] = {}
     facts: dict[tuple[str, str], str] = {}
     for state_dict in checkpoint.state_dicts:
-        head = f"{state_dict.key}." if state_dict.key else ""
+        head = state_dict.head
         if aligned:
             below = [path[len(head) :] for path in others if head and path.startswith(head)]
             names |= {head + name: head + short for name, short in _align((*state_dict, *below)).items()}
@@ -202,7 +191,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
     return Side(
         key=None,
         tensors={names.get(name, name): tensor for name, tensor in checkpoint.tensors.items()},
-        attributes=dict(checkpoint.attributes),
+        attributes=checkpoint.attributes,
         others={names.get(path, path): node for path, node in others.items()},
         facts=facts,
         metadata=_metadata(checkpoint),
@@ -254,17 +243,12 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str] | None:
 
 
 def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
-    lacks: set[Aspect] = set()
-    if not checkpoint.traits.keeps_devices:
-        lacks.add("devices")
-    if not checkpoint.traits.keeps_ties:
-        lacks.add("ties")
-    if not checkpoint.traits.keeps_order and not checkpoint.recorded.order:
-        lacks.add("order")
-    if not checkpoint.traits.has_tree and not checkpoint.recorded.modules:
-        lacks.add("module versions")
-    if checkpoint.shards:  # an index is sorted
-        lacks |= {"order", "module versions"}
-    if checkpoint.root is None:
-        lacks.add("values that are no tensors")
-    return frozenset(lacks)
+    traits, recorded, is_sorted = checkpoint.traits, checkpoint.recorded, bool(checkpoint.shards)  # as an index is
+    lacks: dict[Aspect, bool] = {
+        "devices": not traits.keeps_devices,
+        "ties": not traits.keeps_ties,
+        "order": is_sorted or not (traits.keeps_order or recorded.order),
+        "module versions": is_sorted or not (traits.has_tree or recorded.modules),
+        "values that are no tensors": checkpoint.root is None,
+    }
+    return frozenset(aspect for aspect, is_lacking in lacks.items() if is_lacking)

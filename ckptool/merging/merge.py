@@ -21,9 +21,10 @@ from ckptool.merging.adapters import Adapter, read_adapter
 from ckptool.merging.averages import AverageMerge
 from ckptool.merging.lora import LoraMerge
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
-from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
+from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.paths import is_far
+from ckptool.sources.source import Progress
 from ckptool.torch_ops.packages import check_installed
 
 if sys.version_info >= (3, 11):
@@ -47,8 +48,8 @@ def merge(
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
-    progress: OnWritten | None = None,
-    read_back: OnWritten | None = None,
+    progress: Progress | None = None,
+    read_back: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[ChangeOptions],
 ) -> MigrationReport:

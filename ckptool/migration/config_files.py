@@ -49,9 +49,7 @@ def config_files(changes: Changes) -> list[OutFile]:
         FileUnavailable: There is no such folder.
         MigrationRefused: It has none of these files, or one is too large for what it should be.
     """
-    place = changes.config_from
-    if place is None:
-        return []
+    place = str(changes.config_from)
     with about(place), closing(FolderSource(place)) as folder:
         found = {name: folder.nbytes_of(name) or 0 for name in _among(folder)}
         if not found:

@@ -257,8 +257,8 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, chan
             work.tensor(name, leaf.path, edited.cast(info))
         else:
             work.value(name, leaf.path, leaf.node, rewriter.for_another_file())
-    if edited.casting is not None:
-        edited.casting.refuse_what_was_missed(work.storages)
+    if plan.casting is not None:
+        plan.casting.refuse_what_was_missed(work.storages)
     if named:
         work.notes += named.notes
         names = {old: edited.new_names.get(old, old) for old in edited.kept}

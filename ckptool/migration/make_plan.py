@@ -22,8 +22,7 @@ from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
 from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
-from ckptool.migration.torch_plan import EditedTree, Kept
-from ckptool.migration.tree_rewriter import TreeRewriter
+from ckptool.migration.torch_plan import Kept
 from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
@@ -74,15 +73,19 @@ def make_plan(
     plan = Plan(
         form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept), like=said
     )
-    is_whole_dcp = form == "dcp" and _has_state_dict(checkpoint) and not _picks(changes) and merge is None
+    is_dict = checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
+    is_whole_dcp = form == "dcp" and is_dict and not _picks(changes) and merge is None  # a state dict, as DCP saves it
     if changes.optimizer_names and not is_whole_dcp:
         what = "optimizers get names of parameters where everything is written with form 'dcp'"
         _refuse(what, "Leave out `optimizer_names=`.")
     if form == "model" and changes.model is None and merge is not None:
         _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
-        plan = replace(plan, names=_read_of_all(checkpoint, names))
-        plan, edited = _everything(plan, checkpoint, changes, wrappers, layout.rewriter, merge)
+        names = _read_of_all(checkpoint, names)
+        replaced, made = _put_in_place(checkpoint, changes, merge) if merge is not None else (None, ())
+        plan = replace(plan, names=names, made=made)
+        model = _model_in(checkpoint, changes) if form == "model" else None
+        edited = torch_plan.edit_everything(plan, checkpoint, changes, wrappers, model, replaced, layout.rewriter)
         if is_whole_dcp:
             from ckptool.migration import dcp_plan
 
@@ -90,8 +93,7 @@ def make_plan(
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
     recipe = asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
-    weights, names, made, moves = _prepared(checkpoint, form, changes, names, casting, merge, recipe)
-    plan = replace(plan, names=names, weights=weights, made=made, moves=moves)
+    plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
     if changes.cut is not None:
         from ckptool.migration.slices_plan import plan_slices  # few are cut
 
@@ -115,15 +117,9 @@ def make_plan(
 
 
 def _prepared(
-    checkpoint: Checkpoint,
-    form: TargetForm,
-    changes: Changes,
-    names: NameChanges,
-    casting: Casting | None,
-    merge: Merge | None,
-    recipe: AskedRecipe | None,
-) -> tuple[Weights, NameChanges, Sequence[MadeWeight], Sequence[Move]]:
-    """Return the weights as they are to be written, how names change, what is computed, and what a recipe moves."""
+    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | None
+) -> tuple[Plan, Weights]:
+    """Return the plan with the weights as they are to be written, and these."""
     try:
         chosen = choose(checkpoint, changes.key, changes.weights)
     except WeightsNotFound as error:
@@ -132,7 +128,7 @@ def _prepared(
         elif error.candidates and checkpoint.traits.has_tree and isinstance(error, AmbiguousWeights):
             error.hint = f"{error.hint}. Or keep everything with `form='same'`, in a .pth file."
         raise
-    names = _read(checkpoint, names, [chosen]).chosen(changes.weights)
+    names = _read(checkpoint, plan.names, [chosen]).chosen(changes.weights)
     if not changes.allow_missing:
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
@@ -149,13 +145,13 @@ def _prepared(
     if merge is not None:
         weights, merged = merge(checkpoint, weights)
         made += merged
-    if casting is not None:
-        weights = casting.apply(weights)
-    if form == "model":  # it is built from tensors alone
+    if plan.casting is not None:
+        weights = plan.casting.apply(weights)
+    if plan.form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
-    elif form == "state_dict" and not changes.keep_calls:
+    elif plan.form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    return weights, names, made, moves
+    return replace(plan, names=names, weights=weights, made=made, moves=moves), weights
 
 
 def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> tuple[Changes, str]:
@@ -190,30 +186,6 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
         like=None,
     )
     return found, f"as {other.path!r} is: {way.options}"
-
-
-def _everything(
-    plan: Plan,
-    checkpoint: Checkpoint,
-    changes: Changes,
-    wrappers: frozenset[str],
-    rewriter: type[TreeRewriter],
-    merge: Merge | None,
-) -> tuple[Plan, EditedTree]:
-    """Return all that a checkpoint holds as it is to be written, and the plan with what is computed of it."""
-    model = _model_in(checkpoint, changes) if plan.form == "model" else None
-    replaced, made = _put_in_place(checkpoint, changes, merge) if merge is not None else (None, ())
-    edited = torch_plan.edit_everything(
-        checkpoint,
-        plan.names,
-        changes,
-        wrappers=wrappers,
-        model=model,
-        casting=plan.casting,
-        replaced=replaced,
-        rewriter_type=rewriter,
-    )
-    return replace(plan, made=made), edited
 
 
 def _put_in_place(
@@ -261,11 +233,6 @@ def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[Stat
     """Return changes with their globs read: as names of state dicts, or as full paths."""
     there = {} if names.filter.takes_all else selection.names_of(checkpoint, state_dicts)
     return names._replace(filter=names.filter.read(there))
-
-
-def _has_state_dict(checkpoint: Checkpoint) -> bool:
-    """Say whether what a file holds is a dict: what could be given to ``torch.distributed.checkpoint.save``."""
-    return checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
 
 
 def _picks(changes: Changes) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import Cancellation, check_cancelled
@@ -29,7 +28,7 @@ from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.paths import is_far
-from ckptool.sources.source import Meter
+from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import storages_nbytes
 from ckptool.torch_ops.devices import device_tag
 from ckptool.torch_ops.packages import check_installed
@@ -44,9 +43,6 @@ if sys.version_info >= (3, 11):
 elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
-OnWritten: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes that are written, or read back, and the bytes that there will be."""
-
 
 class WriteOptions(NamedTuple):
     """How a result is written, whatever is in it; see ``migrate``."""
@@ -55,8 +51,8 @@ class WriteOptions(NamedTuple):
     verify: bool = True
     dry_run: bool = False
     reflink: bool = False
-    progress: OnWritten | None = None
-    read_back: OnWritten | None = None
+    progress: Progress | None = None
+    read_back: Progress | None = None
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -72,8 +68,8 @@ def migrate(
     deep: bool = False,
     compact: bool = False,
     reflink: bool = True,
-    progress: OnWritten | None = None,
-    read_back: OnWritten | None = None,
+    progress: Progress | None = None,
+    read_back: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[MigrateOptions],
 ) -> MigrationReport:
@@ -258,7 +254,7 @@ def _checked(changes: Changes, target: str | None) -> Changes:
     return changes._replace(to={old: device_tag(new) for old, new in changes.to.items()})
 
 
-def _cancellable(progress: OnWritten | None, cancellation: Cancellation | None) -> OnWritten | None:
+def _cancellable(progress: Progress | None, cancellation: Cancellation | None) -> Progress | None:
     """Return ``progress`` with a look at the cancellation: what is written from memory reads no source that looks."""
     if cancellation is None:
         return progress

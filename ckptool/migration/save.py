@@ -31,14 +31,14 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.make_plan import form_of
-from ckptool.migration.migrate import OnWritten, WriteOptions, migrate_by
+from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.tree_edits import metadata_node
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.plain_values import plain_value
-from ckptool.sources.source import BytesSource
+from ckptool.sources.source import BytesSource, Progress
 from ckptool.tensors.payloads import have_same_bytes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
@@ -68,8 +68,8 @@ def save(
     force: bool = False,
     verify: bool = True,
     dry_run: bool = False,
-    progress: OnWritten | None = None,
-    read_back: OnWritten | None = None,
+    progress: Progress | None = None,
+    read_back: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **options: Unpack[ChangeOptions],
 ) -> MigrationReport:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
@@ -26,9 +26,6 @@ from ckptool.pickles.writer import shared_nodes, write_pickle
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
-
-if TYPE_CHECKING:
-    from ckptool.migration.casting import Casting
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
@@ -84,7 +81,6 @@ class EditedTree(NamedTuple):
     """Tensors that stay, by the names that they had."""
     new_names: Mapping[str, str]
     dropped: tuple[str, ...]
-    casting: Casting | None
     cast: Callable[[TensorInfo], TensorInfo]
     """Returns a tensor as it is to be written."""
 
@@ -100,23 +96,21 @@ class EditedTree(NamedTuple):
 
 
 def edit_everything(
+    plan: Plan,
     checkpoint: Checkpoint,
-    names: NameChanges,
     changes: Changes,
-    *,
     wrappers: frozenset[str],
-    model: StateDict | None = None,
-    casting: Casting | None = None,
-    replaced: Callable[[TensorInfo], TensorInfo] | None = None,
-    rewriter_type: type[TreeRewriter] = TreeRewriter,
+    model: StateDict | None,
+    replaced: Callable[[TensorInfo], TensorInfo] | None,
+    rewriter_type: type[TreeRewriter],
 ) -> EditedTree:
     """
-    Return all that a checkpoint holds, with device tags set and names changed.
+    Return all that a checkpoint holds, with device tags set, names changed and weights cast, but nothing of optimizers.
 
-    ``names`` is what happens to names, ``wrappers`` are the classes of training wrappers that models are taken out of;
-    with ``model``, that whole model is all that is taken. ``casting`` casts weights, and nothing of an optimizer;
-    without it, each tensor may be ``replaced`` by another.
+    ``wrappers`` are the classes of training wrappers that models are taken out of; with ``model``, that whole model is
+    all that is taken. Where nothing is cast, each tensor may be ``replaced`` by another.
     """
+    names, casting = plan.names, plan.casting
     _refuse_what_has_no_tree(checkpoint)
     _refuse_names_of_a_model(checkpoint, names, model)
     recast = casting.info if casting is not None else replaced or same
@@ -140,7 +134,7 @@ def edit_everything(
             path = new_names.get(head + name, head + name)
             places.append((path, path.removeprefix(head), path, tensor))
         casting.take(places)
-    return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), casting, recast)
+    return EditedTree(tree, rewriter, kept, new_names, (*dropped, *left_out), recast)
 
 
 def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> Plan:
@@ -149,8 +143,8 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
     shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
     pickled = write_pickle(edited.root, rewriter, checkpoint.source.cancellation, shared, pickled_nbytes)
-    if edited.casting is not None:
-        edited.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
+    if plan.casting is not None:
+        plan.casting.refuse_what_was_missed(rewriter.storages)  # they are known since the pickle was written
     written = {id(one.storage.source) for one in rewriter.storages}
     if missed := next((one for one in plan.made if id(one) not in written), None):
         hint = "Write the weights alone: `form='state_dict'`."

@@ -6,7 +6,7 @@ Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -14,6 +14,7 @@ from typing import TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.entries import entries_at, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, names_without, unwrapped
+from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.weights import NameChanges, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -141,7 +142,7 @@ def _rename_state_dicts(
         new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
         others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
-        inside = list(_deeper(checkpoint, others)) if others else []
+        inside = list(within(checkpoint.tensors, others)) if others else []
         held = {entry for _, entry in inside}  # of these, what they hold is named
         new_names.update(
             (name, new) for name, new in others.items() if name[len(head) :] not in gone and name not in held
@@ -160,16 +161,6 @@ def _takes(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) 
     with suppress(MigrationRefused):
         return bool(prepare(checkpoint, state_dict, changes))
     return False
-
-
-def _deeper(checkpoint: Checkpoint, entries: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that lie deeper in some entries, in a tuple say, each with the path of its entry."""
-    for name in checkpoint.tensors:
-        at = len(name)
-        while (at := name.rfind(".", 0, at)) > 0:
-            if name[:at] in entries:
-                yield name, name[:at]
-                break
 
 
 def _drop(checkpoint: Checkpoint, drop: Sequence[str], edits: _Edits) -> tuple[str, ...]:

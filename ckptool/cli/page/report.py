@@ -196,7 +196,7 @@ def _of_two(
         both = []
         for one, label in zip(checkpoints, "ab", strict=True):
             side = side_of(one, compared.scope, sides[f"key_{label}"], label, aligned=sides["ignore_wrappers"])
-            both.append(side.tensors | side.attributes)
+            both.append({**side.tensors, **side.attributes})
         rows.found = compared_rows(compared, *both)
         found = [check(path, digest=digest, limits=rows.limits) for path in (a, b)]
         if values:

@@ -7,7 +7,7 @@ a temporary one, and get their names many at once; the last of them makes the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -16,8 +16,7 @@ from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output.parts import Place
 from ckptool.sources.address import Remote, as_remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, temporary
-
-Progress = Callable[[int, int], None]
+from ckptool.sources.source import Progress
 
 _COPIES_AT_ONCE: Final = 64
 
