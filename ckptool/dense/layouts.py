@@ -88,6 +88,11 @@ class Found(NamedTuple):
         """The type of the scale if it has 16 bits, else the usual one."""
         return self.scale.dtype if self.scale.dtype in HALF else self.usual
 
+    @property
+    def says(self) -> Mapping[str, Any]:
+        """What the settings beside the weights say; nothing where there are none."""
+        return self.settings.says if self.settings is not None else {}
+
     def beside(self, end: str) -> LazyTensor | None:
         """Return the tensor whose name is the stem with this end."""
         return self.tensors.get(self.weight.stem + end)
@@ -234,6 +239,7 @@ def _packed(found: Found) -> Dense:
     if values.dtype == "uint8":
         return _packed_floats(found)
     _refuse_other_scales(found)
+    zero = found.beside("weight_zero_point")
     shape = found.beside("weight_shape")
     if shape is None or shape.numel != 2 or len(values.shape) != 2:
         raise found.refused("nothing says which shape it had ('weight_shape')")
@@ -247,8 +253,8 @@ def _packed(found: Found) -> Dense:
     bits = fitting[0]
     facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
     parts = {"values": values, "scale": scale}
-    _refuse_without_zeros(found, found.beside("weight_zero_point"))
-    if (zero := found.beside("weight_zero_point")) is not None:
+    _refuse_without_zeros(found, zero)
+    if zero is not None:
         if zero.shape != (-(-rows * bits // 32), scale.shape[-1]) or zero.dtype != "int32":
             raise found.refused(f"its zero points are of shape {list(zero.shape)}")
         parts["zero"] = zero
@@ -348,7 +354,7 @@ def _gptq(found: Found) -> Dense:
     bits = 32 * rows // order.numel if order is not None and order.numel else int(by_words) or _bits(found, "bits")
     columns = 32 * rows // max(bits, 1)
     fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
-    says = found.settings.says if found.settings is not None else {}
+    says = found.says
     if order is None and (says.get("desc_act") is True or bits != _only_bits(found, bits)):
         raise found.refused(f"its order of columns is not there ('g_idx'), or it has not {bits} bits as it seems")
     layout = says.get("checkpoint_format") or says.get("packing_format") or says.get("backend") or "gptq"
@@ -364,13 +370,8 @@ def _gptq(found: Found) -> Dense:
     if order is None and not length:
         raise found.refused(f"{columns:,} columns in {groups:,} groups, and nothing says which has how many")
     parts = {"values": values, "scale": scale, "zero": zero} | ({"groups": order} if order is not None else {})
-    facts = {
-        "bits": bits,
-        "columns": columns,
-        "zero_offset": _ZERO_OFFSETS[str(layout)],
-        "column_block": length,
-    }
-    facts |= {"rows": outputs, "scale_rows": outputs, "row_block": 1}
+    facts = {"bits": bits, "columns": columns, "zero_offset": _ZERO_OFFSETS[str(layout)]}
+    facts |= {"rows": outputs, "scale_rows": outputs, "row_block": 1, "column_block": length}
     return Dense(found.end, "weight", (outputs, columns), found.type_of_scale, "along_inputs", parts, facts)
 
 
@@ -384,15 +385,10 @@ def _awq(found: Found) -> Dense:
     lengths = [one for one in _said(found, "group_size") if type(one) is int and one > 0]
     if lengths and not any(_fits((1, one), (1, inputs), (1, groups)) for one in lengths):
         raise found.refused(f"{inputs:,} inputs in {groups:,} groups, and its settings say groups of {lengths[0]:,}")
-    if (
-        bits not in (4, 8)
-        or bits * outputs != 32 * words
-        or zero.shape != (groups, words)
-        or not groups
-        or inputs % groups
-    ):
+    is_whole = bits in (4, 8) and bits * outputs == 32 * words
+    if not is_whole or zero.shape != (groups, words) or not groups or inputs % groups:
         raise found.refused(f"{list(values.shape)} words, {list(scale.shape)} scales, {list(zero.shape)} zeros")
-    version = found.settings.says.get("version", "gemm") if found.settings is not None else "gemm"
+    version = found.says.get("version", "gemm")
     if str(version).lower() != "gemm":
         raise found.refused(f"its layout is {str(version)[:40]!r}")
     facts = {"bits": bits, "rows": outputs, "scale_rows": outputs, "row_block": 1, "column_block": inputs // groups}
@@ -402,8 +398,7 @@ def _awq(found: Found) -> Dense:
 
 def _only_bits(found: Found, otherwise: int) -> int:
     """Return how many bits all values have, as the settings beside say; what else is given if they say of some."""
-    says = found.settings.says if found.settings is not None else {}
-    is_mixed = bool(says.get("extra_config") or says.get("dynamic"))
+    is_mixed = bool(found.says.get("extra_config") or found.says.get("dynamic"))
     return otherwise if is_mixed or found.settings is None else found.settings.bits or otherwise
 
 
@@ -427,10 +422,9 @@ def _object(found: Found, text: LazyTensor) -> Mapping[str, object]:
 
 def _said(found: Found, key: str) -> list[Any]:
     """Return what the settings beside say under a key: of all weights, or of some (compressed-tensors)."""
-    says = found.settings.says if found.settings is not None else {}
-    groups = says.get("config_groups")
+    groups = found.says.get("config_groups")
     parts = [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
-    return [one[key] for one in (says, *parts) if isinstance(one, Mapping) and one.get(key) is not None]
+    return [one[key] for one in (found.says, *parts) if isinstance(one, Mapping) and one.get(key) is not None]
 
 
 def _integers(tensor: LazyTensor) -> list[int]:

@@ -298,7 +298,7 @@ class _Differences:
             return False
         if left.ref.location != right.ref.location and not self._ignore_device:
             return False
-        return self._comparer is None or self._comparer.same_bytes(left.ref, right.ref)
+        return self._comparer is None or self._comparer.same_bytes((left.ref, right.ref), (0, 0), left.ref.nbytes)
 
     def _not_compared(self, keys: tuple[str | None, str | None]) -> Iterator[str]:
         """Yield what is adjacent to the weights, not recorded, not readable, or not computed."""

@@ -104,10 +104,6 @@ class ValueComparer:
         pieces = ((left, right) for _, left, right in self._pieces(name, a, b))
         return differences.likeness(name, pieces, a.dtype.name, b.dtype.name)
 
-    def same_bytes(self, a: StorageRef, b: StorageRef) -> bool:
-        """Say whether two storages of equal size hold the same bytes."""
-        return self._are_same((a, b), (0, 0), a.nbytes)
-
     def _difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
         if a.dtype != b.dtype and not differences.comparable(a.dtype.name, b.dtype.name):
             nowhere = (0,) * len(a.shape)
@@ -118,7 +114,7 @@ class ValueComparer:
         if _alike(a, b) and a.storage and b.storage:
             self._spend(span)
             starts = (a.storage_offset * a.dtype.itemsize, b.storage_offset * b.dtype.itemsize)
-            if self._are_same((a.storage, b.storage), starts, span):
+            if self.same_bytes((a.storage, b.storage), starts, span):
                 self._meter.read(a.nbytes)
                 return None
         self._spend(a.nbytes)
@@ -155,7 +151,7 @@ class ValueComparer:
             yield start, left, right
             start += len(left) // a.dtype.itemsize
 
-    def _are_same(self, storages: tuple[StorageRef, StorageRef], starts: tuple[int, int], nbytes: int) -> bool:
+    def same_bytes(self, storages: tuple[StorageRef, StorageRef], starts: tuple[int, int], nbytes: int) -> bool:
         """Say whether two ranges of storages hold the same bytes. Their buffers are used again and again."""
         ranges = []
         for storage, start, path in zip(storages, starts, self._paths, strict=True):

@@ -129,9 +129,7 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
             lacking = "up" if "down" in sides else "down"
             raise refused(checkpoint, f"{module!r} has no matrix {lacking!r} (lora_{'B' if lacking == 'up' else 'A'})")
         for side, one in sides.items():
-            is_float = one.dtype in TARGETS or (side == "alpha" and one.dtype == "int64")
-            if one.info.storage is None or one.info.layout != "strided" or not is_float:
-                raise refused(checkpoint, f"{one.name!r} is {one.dtype} on {one.info.location}, no plain floats")
+            refuse_no_floats(checkpoint, one, repr(one.name), ("int64",) if side == "alpha" else ())
         scale = _scale(checkpoint, module, sides, settings)
         has_no_alpha = has_no_alpha or scale is None
         is_embedding, magnitude = module in embeddings, sides.get("magnitude")
@@ -150,6 +148,16 @@ def head_of(name: str) -> str:
 def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None, what: str = "merged") -> MigrationRefused:
     """Return the error for a file that cannot be merged."""
     return MigrationRefused(f"it cannot be {what}: {fact}", kind=f"not-{what}", path=checkpoint.path, hint=hint)
+
+
+def refuse_no_floats(
+    checkpoint: Checkpoint, tensor: LazyTensor, what: str, others: tuple[str, ...] = (), hint: str | None = None
+) -> None:
+    """Refuse a tensor that is not of plain floats, or of one of ``others``, whatever file it is in."""
+    info = tensor.info
+    if info.storage is None or info.layout != "strided" or tensor.dtype not in (*TARGETS, *others):
+        fact = f"{what} is {info.layout} {tensor.dtype} on {info.location}, no plain floats"
+        raise refused(checkpoint, fact, hint)
 
 
 def _settings(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, Any]]:

@@ -53,12 +53,10 @@ class _Average(MadeWeight):
                         f"{counted(lost, 'value')} of {self.name!r} would be infinite or NaN, and finite in the first"
                     )
                     others = zip(self._paths[1:], pieces[1:], types[1:], strict=True)
-                    counted_in = ((path, values.survey([piece], dtype)) for path, piece, dtype in others)
-                    odd_in = [path for path, one in counted_in if one.nan or one.infinite]
-                    path = odd_in[0] if odd_in else None
+                    found = ((path, values.survey([piece], dtype)) for path, piece, dtype in others)
+                    path = next((path for path, one in found if one.nan or one.infinite), None)
                     hint = "Leave it out, or this tensor of all with `exclude=`."
-                    if path is None:
-                        hint = f"Another file has values that are too large for {types[0]}."
+                    hint = f"Another file has values that are too large for {types[0]}." if path is None else hint
                     raise MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", path=path, hint=hint)
                 self.odd += odd
             yield mean
@@ -79,10 +77,8 @@ class AverageMerge:
     @property
     def notes(self) -> list[str]:
         """What is to be said of what was made."""
-        odd = [
-            f"{one.name!r} has {counted(one.odd, 'value')} that are NaN or infinite" for one in self._made if one.odd
-        ]
-        return [*self._notes, *(f"{one}, as in the first" for one in odd)]
+        odd = ((one.name, counted(one.odd, "value")) for one in self._made if one.odd)
+        return [*self._notes, *(f"{name!r} has {many} that are NaN or infinite, as in the first" for name, many in odd)]
 
     def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
         """

@@ -14,9 +14,9 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties_embedding
-from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refused
+from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refuse_no_floats, refused
 from ckptool.messages import counted, some
-from ckptool.migration.casting import TARGETS, Memory, memory_of
+from ckptool.migration.casting import Memory, memory_of
 from ckptool.names.missing import by_likeness
 from ckptool.tensors.made import MadeWeight
 from ckptool.tensors.reading import LazyTensor
@@ -169,10 +169,8 @@ def _tied_by_settings(checkpoint: Checkpoint, weights: Weights) -> dict[Memory |
     """Return the memory of the embedding by that of an output layer that config.json ties to it, and that is equal."""
     from ckptool.torch_ops.differences import differ
 
-    found = (
-        next((one for name, one in weights.tensors.items() if of.search(name)), None) for of in (HEADS, EMBEDDINGS)
-    )
-    head, embedding = found
+    tensors = weights.tensors.items()
+    head, embedding = (next((one for name, one in tensors if of.search(name)), None) for of in (HEADS, EMBEDDINGS))
     if head is None or embedding is None or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
         return {}
     if ties_embedding(checkpoint) is not True or differ(head, embedding):
@@ -225,15 +223,11 @@ def _refuse_mixed(adapter: Adapter, changes: Mapping[str, _Change], shapes: Mapp
 def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTensor) -> _Change:
     """Return what a part of an adapter does to a weight of the base; refuse what does not fit it."""
     shape = base.shape
-    if base.info.storage is None or base.info.layout != "strided" or base.dtype not in TARGETS:
-        fact = f"{name!r} in the base is {base.info.layout} {base.dtype} on {base.info.location}, no plain floats"
-        raise refused(adapter.checkpoint, fact, _PLAIN_FIRST)
+    refuse_no_floats(adapter.checkpoint, base, f"{name!r} in the base", hint=_PLAIN_FIRST)
     pair = adapter.pairs.get(key)
     saved = adapter.saved[key] if pair is None else pair.saved
     if saved is not None:
-        if saved.info.storage is None or saved.info.layout != "strided" or saved.dtype not in TARGETS:
-            fact = f"{saved.name!r} is {saved.info.layout} {saved.dtype} on {saved.info.location}, no plain floats"
-            raise refused(adapter.checkpoint, fact)
+        refuse_no_floats(adapter.checkpoint, saved, repr(saved.name))
         if saved.shape != shape:
             fact = f"{saved.name!r} is {list(saved.shape)}, and {name!r} in the base {list(shape)}"
             raise refused(adapter.checkpoint, fact)

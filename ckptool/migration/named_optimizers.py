@@ -26,7 +26,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import counted
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert, Pairs
-from ckptool.tensors.tensor import TensorInfo, identity
+from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
     from ckptool.migration.changes import OptimizerNames
@@ -61,9 +61,8 @@ class NamedOptimizers:
         self.notes: list[str] = []
         self._layout = layout
         self._model = checkpoint.weights.key if checkpoint.weights is not None and layout == "torchtitan" else ""
-        found = [
-            (path, pairs) for path, node, pairs, role in states(checkpoint) if role == "optimizer" and _is_dict(node)
-        ]
+        known = ((path, node, pairs) for path, node, pairs, role in states(checkpoint) if role == "optimizer")
+        found = [(path, pairs) for path, node, pairs in known if nodes.mapping_pairs(node) is not None]
         if not found:
             fact = "no optimizer's state_dict() is in it"
             raise MigrationRefused(fact, kind="no-optimizer", hint="Leave out `optimizer_names=`.")
@@ -135,10 +134,6 @@ class NamedOptimizers:
                 yield from (((kind, name, *rest), node) for name in group)
 
 
-def _is_dict(node: Inert) -> bool:
-    return nodes.mapping_pairs(node) is not None
-
-
 def _joined(path: Path) -> str:
     return ".".join(map(str, path))
 
@@ -167,7 +162,9 @@ def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list
     parameters = {
         name: tensor.info.shape
         for name, tensor in model.items()
-        if first[identity(tensor.info)] == name and not name.endswith(BUFFERS) and _has_gradient(tensor.info)
+        if first[identity(tensor.info)] == name
+        and not name.endswith(BUFFERS)
+        and tensor.info.dtype.name.startswith(("float", "bfloat", "complex"))  # what has gradients
     }
     if has_order and len(parameters) == len(slots) and len({slot.group for slot in slots}) == 1:
         pairs = zip(slots, parameters.values(), strict=True)
@@ -197,7 +194,3 @@ def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list
         if has_order and group == other and places[name] < places[before]:
             return f"going by shapes, group {group} has {name!r} behind {before!r}"
     return names
-
-
-def _has_gradient(info: TensorInfo) -> bool:
-    return info.dtype.name.startswith(("float", "bfloat", "complex"))

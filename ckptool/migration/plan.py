@@ -50,6 +50,11 @@ class OutFile(NamedTuple):
     """Of a clone, the file whose bytes it shares, all but those in ``edits``; its content is not written."""
     edits: Sequence[Run] = ()
 
+    @property
+    def written_nbytes(self) -> int:
+        """How many of its bytes are written."""
+        return self.nbytes if self.base is None else sum(len(run.data) for run in self.edits)
+
 
 def file_of_bytes(name: str, data: bytes) -> OutFile:
     """Return a small file whose bytes are known."""

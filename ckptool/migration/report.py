@@ -23,7 +23,7 @@ from ckptool.messages import FORMS, counted, counts, cut, grouped, not_cast, sho
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
-from ckptool.migration.plan import OutFile, Plan
+from ckptool.migration.plan import Plan
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, prefix_facts, prefixes_of
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
@@ -146,7 +146,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         form=plan.form,
         tensors=plan.tensor_count,
         nbytes=nbytes,
-        written_nbytes=sum(_written_nbytes(file) for file in plan.files),
+        written_nbytes=sum(file.written_nbytes for file in plan.files),
         retagged=plan.retagged,
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.renamed,
@@ -166,10 +166,6 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
         files=tuple(WrittenFile(one.name, one.nbytes) for one in plan.files if plan.is_folder),
     )
-
-
-def _written_nbytes(file: OutFile) -> int:
-    return file.nbytes if file.base is None else sum(len(run.data) for run in file.edits)
 
 
 def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
