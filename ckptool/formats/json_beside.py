@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Final, cast
 
+from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.completeness import GATHER
 from ckptool.checkpoints.parsed import Parsed, Remark
@@ -122,13 +123,15 @@ def _modules(settings: Mapping[str, object], key: str) -> list[str]:
 
 def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
     """Return the JSON object in a small file; an empty one if it is none, or cannot be read."""
+    with suppress(Failure):
+        return _object(folder.content(name, _JSON_NBYTES), name, folder.cancellation)
+    return {}
+
+
+def _object(data: bytes, name: str, cancellation: Cancellation | None = None) -> Mapping[str, object]:
     from ckptool.formats.strict_json import parse_object
 
-    try:
-        data = folder.content(name, _JSON_NBYTES)
-        return parse_object(data, name, "json", folder.cancellation, has_constants=True)
-    except Failure:
-        return {}
+    return parse_object(data, name, "json", cancellation, has_constants=True)
 
 
 def base_model(path: str, source: Source) -> str | None:
@@ -198,12 +201,9 @@ def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
 
 def _in_text(text: str) -> object:
     """Return the JSON object that the text of a safetensors file is, or the text."""
-    from ckptool.formats.strict_json import parse_object
-
-    try:
-        return parse_object(text.encode(), "a text", "json") if text.startswith("{") else text
-    except Failure:
-        return text
+    with suppress(Failure):
+        return _object(text.encode(), "a text") if text.startswith("{") else text
+    return text
 
 
 def _settings(path: str, source: Source) -> Settings | None:
@@ -222,28 +222,14 @@ def _settings(path: str, source: Source) -> Settings | None:
 
 def object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
     """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
-    if is_far(path):
-        return _far_object(source, name)
-    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
-    if not os.path.exists(os.path.join(place, name)) or not os.path.exists(path):
-        return {}
-    try:
-        folder = FolderSource(place)
-    except Failure:
-        return {}
-    with closing(folder):
-        return json_object(folder, name)
-
-
-def _far_object(source: Source, name: str) -> Mapping[str, object]:
-    """Return the JSON object in a small file beside one that is far away; an empty one if there is none."""
-    from ckptool.formats.strict_json import parse_object
-
-    try:
-        beside = cast("SourceInFolder", source).open_sibling(name) if hasattr(source, "open_sibling") else None
-        if beside is None or beside.nbytes > _JSON_NBYTES:
-            return {}
-        data = beside.read(0, beside.nbytes)
-        return parse_object(data, name, "json", source.cancellation, has_constants=True)
-    except Failure:
-        return {}
+    with suppress(Failure):
+        if not is_far(path):
+            place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+            if os.path.exists(os.path.join(place, name)) and os.path.exists(path):
+                with closing(FolderSource(place)) as folder:
+                    return json_object(folder, name)
+        elif hasattr(source, "open_sibling"):
+            beside = cast("SourceInFolder", source).open_sibling(name)
+            if beside.nbytes <= _JSON_NBYTES:
+                return _object(beside.read(0, beside.nbytes), name, source.cancellation)
+    return {}

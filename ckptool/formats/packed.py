@@ -101,13 +101,7 @@ def _as_part(probe: Probe, archive: Archive, name: str, parsed: Parsed) -> Parse
     """Return a member with the set that it is one of, going by its name and by what is in the others."""
     from ckptool.formats import slices  # few archives hold slices
 
-    part = slices.part_of(name, "", list(archive), parsed, lambda other: probe.read_inner(archive.open(other)))
-    if part is not None:
-        return parsed._replace(part_of=part)
-    folder, _, own = name.rpartition("/")
-    return slices.with_alone(
-        parsed, own, "", [other for above, _, other in (one.rpartition("/") for one in archive) if above == folder]
-    )
+    return slices.as_part(parsed, name, "", list(archive), lambda other: probe.read_inner(archive.open(other)))
 
 
 def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:

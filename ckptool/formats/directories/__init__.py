@@ -9,7 +9,6 @@ says which of them may be meant. One is opened; of several, none is chosen, but 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Final, Protocol, TypeAlias
 
 from ckptool.checkpoints.parsed import Parsed, Remark
@@ -157,16 +156,9 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         (chosen,) = choice.candidates
         source, parsed = open_candidate(folder, chosen, probe)
         if chosen.kind == "file":
-            with ExitStack() as stack:
-
-                def opening(other: str) -> Parsed:
-                    beside, there = open_candidate(folder, Candidate(other, "file"), probe)
-                    stack.callback(beside.close)
-                    return there
-
-                part = slices.part_of(chosen.name, folder.path, folder.files, parsed, opening)
-                parsed = parsed._replace(part_of=parsed.part_of or part)
-        if chosen.kind != "folder" and parsed.part_of is None:
+            with slices.opening_of(folder.detached, probe) as opening:
+                parsed = slices.as_part(parsed, chosen.name, folder.path, folder.files, opening)
+        elif chosen.kind != "folder" and parsed.part_of is None:
             parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
         if ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
             found = hollow_adapter(json_object(folder, ADAPTER), parsed)

@@ -19,7 +19,7 @@ from ckptool.formats import safetensors, torch_legacy
 from ckptool.formats.members import shard, with_files
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
-from ckptool.messages import quoted
+from ckptool.messages import counted, quoted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
 from ckptool.sources.folder import FolderSource
@@ -173,6 +173,12 @@ def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def of_larger_run(files: Sequence[str], world: int) -> Remark:
+    """Return what is said of files of more ranks than those that saved what is read."""
+    what = f"{counted(len(files), 'file')} of ranks that this run has not, {world:,} are its: {some(files)}"
+    return Remark("CK150", what, "They are of a run with more ranks that was saved here before.")
 
 
 AGAIN: Final = "Copy the folder again, with the files of all ranks."

@@ -13,6 +13,7 @@ boxes they are; the index says which files there are, and which shapes the whole
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
@@ -73,9 +74,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 def _pairs(node: Inert, *keys: str) -> Pairs:
     """Return what a dict holds, or one that is in it under some keys; nothing if there is none."""
-    for key in keys:
-        node = nodes.item(node, key)
-    return nodes.mapping_pairs(node) or []
+    return nodes.mapping_pairs(reduce(nodes.item, keys, node)) or []
 
 
 def _files(key: str, item: Inert) -> Iterator[tuple[int, str]]:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -85,6 +86,16 @@ def part_of(
         except Failure:
             others = others or (f"of which {other!r} cannot be read" if found.says_one else "")
     return PartOf(f"one of {len(files):,} files, by their names, {others}{gap}", place, True) if others else None
+
+
+def as_part(parsed: Parsed, name: str, place: str, names: Iterable[str], opening: Callable[[str], Parsed]) -> Parsed:
+    """Return what was read of a file of a folder, or of an archive, with the set that it is one of."""
+    part = parsed.part_of or part_of(name, place, names, parsed, opening)
+    if part is not None:
+        return parsed._replace(part_of=part)
+    folder, _, own = name.rpartition("/")
+    beside = [one for above, _, one in (other.rpartition("/") for other in names) if above == folder]
+    return with_alone(parsed, own, place, beside)
 
 
 def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
@@ -255,7 +266,7 @@ def _like(place: str, folder: str) -> Sequence[str]:
 
 
 def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> PartOf | None:
-    with _opening(place, probe) as opening:
+    with opening_of(partial(_detached, place, probe), probe) as opening:
         return part_of(name, place, names, parsed, opening)
 
 
@@ -263,7 +274,7 @@ def _is_copy(place: str, name: str, names: Sequence[str], parsed: Parsed, probe:
     """Say whether the next file of a set holds the same tensors, as far as they are compared."""
     own = parsed.contents.tensors
     try:
-        with _opening(place, probe) as opening:
+        with opening_of(partial(_detached, place, probe), probe) as opening:
             there = opening(set_of(name, names).nearest[0]).contents.tensors
             are_there = bool(own) and all(info.storage is not None for info in own.values())
             are_alike = are_there and own.keys() == there.keys() and evidence.have_shapes_of(own, there)
@@ -272,16 +283,15 @@ def _is_copy(place: str, name: str, names: Sequence[str], parsed: Parsed, probe:
         return False
 
 
+def _detached(place: str, probe: Probe, name: str) -> FileSource:
+    return FileSource(os.path.join(place, name), probe.limits.cancellation)
+
+
 @contextmanager
-def _opening(place: str, probe: Probe) -> Iterator[Callable[[str], Parsed]]:
+def opening_of(detached: Callable[[str], FileSource], probe: Probe) -> Iterator[Callable[[str], Parsed]]:
+    """Give what reads the other files of a set, which are closed behind the block."""
     with ExitStack() as stack:
-
-        def opening(other: str) -> Parsed:
-            source = FileSource(os.path.join(place, other), probe.limits.cancellation)
-            stack.callback(source.close)
-            return probe.beside(source).read()
-
-        yield opening
+        yield lambda other: probe.beside(stack.enter_context(closing(detached(other)))).read()
 
 
 def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:

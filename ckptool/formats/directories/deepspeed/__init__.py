@@ -43,7 +43,7 @@ from ckptool.formats.directories.deepspeed.merged import (
     weights,
 )
 from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree, of_larger_run
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -56,6 +56,7 @@ TRAITS: Final = Traits(has_tree=True, tree_is_made=True, loader="deepspeed.DeepS
 _LATEST: Final = "latest"
 _AUTOEP: Final = "ds_autoep_layers"
 _OF_EXPERT: Final = re.compile(r".*\.deepspeed_experts\.(\d{1,6})\..*")
+_NOT_JOINED: Final = "listed rank by rank: along which dimension the parts of a tensor are joined is not in the files"
 _MOST: Final = 1 << 20
 _LONGEST: Final = 7
 """Digits of the number of a layer."""
@@ -206,8 +207,7 @@ class Reader(FolderTree):
                 remarks.append(_without_models(models, world))
         extra += [models[rank] for rank in sorted(models) if rank >= (world if first.of_stage_3 else 1)]
         if extra:
-            what = f"{counted(len(extra), 'file')} of ranks that this run has not, {world:,} are its: {some(extra)}"
-            remarks.append(Remark("CK150", what, "They are of a run with more ranks that was saved here before."))
+            remarks.append(of_larger_run(extra, world))
         partitions = Partitions(self.folder, model, files)
         remarks += _of_other_ranks(files, partitions)
         return Engine(found, files, partitions), remarks
@@ -331,10 +331,7 @@ def _apart(reader: Reader, files: Files) -> Parsed:
     if files.experts:
         why = f"{counted(len(files.experts), 'file')} of experts beside the model, which are listed file by file"
     else:
-        why = (
-            f"{len(files.models):,} model-parallel ranks, listed rank by rank: along which dimension the parts of a "
-            "tensor are joined is not in the files"
-        )
+        why = f"{len(files.models):,} model-parallel ranks, {_NOT_JOINED}"
     return reader.side_by_side({path.rpartition("/")[2].removesuffix("_model_states.pt"): path for path in names}, why)
 
 
@@ -402,10 +399,7 @@ def _pipeline(reader: Reader, files: Files) -> Parsed:
         _refuse_gaps(rank, layers, last)
     parts = {rank: _layers(reader, files.layers[rank]) for rank in sorted(files.layers)}
     if len(parts) > 1:
-        why = (
-            f"{len(parts):,} tensor-parallel ranks, listed rank by rank: along which dimension the parts of a tensor "
-            "are joined is not in the files"
-        )
+        why = f"{len(parts):,} tensor-parallel ranks, {_NOT_JOINED}"
         ranks: PairList = [(f"model_{rank:02}", ordered_dict(part)) for rank, part in parts.items()]
         return reader.parsed(Dict(ranks))._replace(unmerged=why)
     (pairs,) = parts.values()

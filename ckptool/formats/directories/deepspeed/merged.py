@@ -233,15 +233,14 @@ def weights(folder: FolderSource, engine: Engine) -> tuple[dict[str, TensorInfo]
     module = model.module or {}
     shared = {name: kept for name, kept in model.shared.items() if name not in places}
     found: dict[str, TensorInfo] = {}
-    for name in dict.fromkeys((*module, *model.frozen, *places)):
+    named = dict.fromkeys((*module, *model.frozen, *places))
+    for name in named:
         check_cancelled(folder.cancellation)
         info = None if name in shared else _weight(folder, engine, name, module.get(name))
         if info is not None:
             found[name] = info
     found |= {name: found[kept] for name, kept in shared.items() if kept in found}
-    named = dict.fromkeys((*module, *model.frozen, *places))
-    absent = [name for name in named if name not in found and name not in shared]
-    absent += [name for name in shared if name not in found]
+    absent = [name for name in (*(one for one in named if one not in shared), *shared) if name not in found]
     return {name: found[name] for name in dict.fromkeys((*module, *found)) if name in found}, absent
 
 

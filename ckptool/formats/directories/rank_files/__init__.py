@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import AmbiguousFile, FileUnavailable, MalformedFile, within
 from ckptool.formats.directories.rank_files.parts import MOST_RANKS, Found, distributed_in, held, is_flat
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, Path, agree, given
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, Path, agree, given, of_larger_run
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -216,8 +216,7 @@ def _ranks(tree: FolderTree, one: Set, remarks: list[Remark], *, keyed: bool) ->
     world = ranks[0].world
     extra = [rank.file for rank in ranks if world and rank.number >= world]
     if extra:
-        what = f"{counted(len(extra), 'file')} of ranks that this run has not, {world:,} are its: {some(extra)}"
-        remarks.append(Remark("CK150", what, "They are of a run with more ranks that was saved here before."))
+        remarks.append(of_larger_run(extra, world))
     own = [rank for rank in ranks if rank.file not in extra]
     agree("numbers of ranks", [(rank.file, rank.world or None) for rank in own])
     return own
