@@ -1,16 +1,20 @@
 """
 How all tests run: each promise once, on a small scale; with ``--full``, everything.
 
-Hypothesis has no deadlines, and takes the same examples each time unless asked to explore.
+Hypothesis has no deadlines, and takes the same examples each time unless asked to explore. Random values are the same
+each time that a test runs.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -71,6 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if not item.get_closest_marker("on_any_device")]
         items[:] = [item for item in items if item.get_closest_marker("on_any_device")]
         config.hook.pytest_deselected(items=others)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed = crc32(item.nodeid.encode())
+    random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 @pytest.fixture(scope="module", autouse=True)

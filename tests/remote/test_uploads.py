@@ -282,7 +282,7 @@ def test_what_was_not_kept_as_it_was_written_does_not_appear(store, source: Path
     kept = Bucket.publish
 
     def spoils(self, path: str, data: bytes) -> bool:
-        return kept(self, path, data[:-5000] + b"\0" + data[-4999:])
+        return kept(self, path, data[:-5000] + bytes([data[-5000] ^ 1]) + data[-4999:])
 
     monkeypatch.setattr(Bucket, "publish", spoils)
     with pytest.raises(OutputFailed) as caught:
