@@ -30,7 +30,7 @@ from tests import build
 from tests.loading.same import descriptors, saved
 from tests.scale import scaled, some, step, times
 
-TIMES = times(10, 50)
+TIMES = times(1, 5)
 SECONDS = 3.0
 """In which a call must answer, on a busy machine too. On one that is quiet: far less than a tenth of a second."""
 OLD = b"what stood there before"
@@ -170,7 +170,7 @@ def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: P
     everything = At()
     assert CALLS[name](big, Limits(cancellation=everything)) == expected[name]
     chosen = random.Random(name)
-    for _ in range(TIMES // 10):
+    for _ in range(TIMES):
         kept = renewed(big.parent)
         cancellation = At(chosen.randint(1, everything.count))
         try:
@@ -181,26 +181,6 @@ def test_a_call_that_is_cancelled_at_any_check_changes_nothing(name: str, big: P
         else:  # threads ask more often or less, by a few
             assert found == expected[name]
             assert cancellation.count < everything.count + 16
-
-
-@scaled
-@pytest.mark.usefixtures("tidy")
-@pytest.mark.parametrize("name", some(CALLS, 5))
-def test_a_call_may_be_cancelled_from_another_thread_at_any_time(name: str, big: Path, expected: Expected) -> None:
-    started = time.perf_counter()
-    assert CALLS[name](big, Limits(cancellation=Cancellation())) == expected[name]
-    needed = time.perf_counter() - started
-    chosen = random.Random(name)
-    for _ in range(TIMES // 10):
-        kept = renewed(big.parent)
-        cancellation = Cancellation()
-        timer = threading.Timer(chosen.random() * needed, cancellation.cancel)
-        timer.start()
-        try:
-            assert CALLS[name](big, Limits(cancellation=cancellation)) == expected[name]
-        except Cancelled:
-            assert {target: (big.parent / "out" / target).read_bytes() for target in kept} == kept
-        timer.join()
 
 
 @pytest.mark.usefixtures("tidy")
@@ -338,18 +318,17 @@ def test_what_is_no_path_can_be_cancelled_too(wrap: Callable[[bytes], Any]) -> N
 # Who asks, and how often
 
 
-def many(count: int = 3000) -> dict[str, Any]:
-    return {f"layer.{number}.weight": torch.zeros(2) for number in range(count)}
+MANY = 1000
 
 
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 3,000 tensors in two forms, and two with a list of lists."""
+    """A folder with many tensors in two forms, and two with a list of lists."""
     folder = tmp_path_factory.mktemp("many")
-    saved(many(), folder / "a.pth")
+    saved({f"layer.{number}.weight": torch.zeros(2) for number in range(MANY)}, folder / "a.pth")
     ckptool.migrate(folder / "a.pth", folder / "b.safetensors")
-    saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(3000)]}, folder / "objects.pth")
-    saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(3000)]}, folder / "others.pth")
+    for name in ("objects.pth", "others.pth"):
+        saved({"weight": torch.zeros(2), "log": [[n, [n]] for n in range(MANY)]}, folder / name)
     return folder
 
 
@@ -378,7 +357,7 @@ def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
         (4, lambda limits: ckptool.diff(a, b, limits=limits)),
         (4, lambda limits: ckptool.diff(objects, others, limits=limits)),
     ):
-        assert asked(call).count >= 3000 * times_each
+        assert asked(call).count >= MANY * times_each
 
 
 def test_a_check_comes_with_so_many_opcodes_and_objects(tensors: Path, tmp_path: Path) -> None:
@@ -392,15 +371,15 @@ def test_a_check_comes_with_so_many_opcodes_and_objects(tensors: Path, tmp_path:
         assert found.count >= opcodes // 65_536
     for name in ("a.pth", "b.safetensors", "objects.pth"):
         found = asked(lambda limits, name=name: ckptool.open_checkpoint(tensors / name, limits=limits).close())
-        assert found.count >= (3000 if name != "objects.pth" else 6000 // 64)
+        assert found.count >= (MANY if name != "objects.pth" else 2 * MANY // 64)
 
 
 def test_a_little_that_inflates_to_much_is_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    nbytes = 48 << 20
+    nbytes = 16 << 20
     tree = {"weight": build.tensor(build.storage(numel=nbytes // 4), (nbytes // 4,))}
     path.write_bytes(deflated(build.torch_zip(tree, {"0": bytes(nbytes)})))
-    assert asked(lambda limits: ckptool.check(path, deep=True, limits=limits)).count >= 48
+    assert asked(lambda limits: ckptool.check(path, deep=True, limits=limits)).count >= 16
     path.write_bytes(gzip.compress(os.urandom(2 << 20)))
     cancellation = At()
     with pytest.raises(ckptool.CkptoolError):  # what is inside is no checkpoint

@@ -68,10 +68,35 @@ def damaged(chance: random.Random) -> bytes:
 # Pickle programs
 
 NAMES = [
-    "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "torch._utils _rebuild_tensor",
-    "torch.nn.parameter Parameter", "collections OrderedDict", "torch FloatStorage", "torch float32", "torch Size",
-    "builtins getattr", "builtins bytes", "builtins set", "_codecs encode", "os system", "m C", "torch device",
-]  # fmt: skip
+    f"{module} {name}"
+    for module, *names in map(
+        str.split,
+        (
+            "torch FloatStorage FloatTensor Size device float32 sparse_coo per_tensor_affine",
+            "torch._utils _rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter _rebuild_qtensor",
+            "torch._utils _rebuild_parameter_with_state _rebuild_sparse_tensor _rebuild_nested_tensor",
+            "torch._utils _rebuild_wrapper_subclass _rebuild_meta_tensor_no_storage",
+            "torch._utils _rebuild_device_tensor_from_numpy _rebuild_device_tensor_from_cpu_tensor",
+            "torch._tensor _rebuild_from_type_v2",
+            "torch.nested._internal.nested_tensor _rebuild_njt",
+            "torch.nn.parameter Parameter UninitializedParameter",
+            "torch.autograd.variable Variable",
+            "torch.storage _load_from_bytes",
+            "torch.fx.graph_module reduce_graph_module",
+            "torch._dynamo.eval_frame OptimizedModule",
+            "numpy.core.multiarray _reconstruct scalar",
+            "numpy dtype",
+            "_codecs encode",
+            "collections OrderedDict",
+            "builtins getattr bytes set",
+            "copyreg _reconstructor",
+            "os system",
+            "__torch__ Net",
+            "m C",
+        ),
+    )
+    for name in names
+]
 
 
 def _text(chance: random.Random) -> bytes:
@@ -129,10 +154,12 @@ OPCODES: dict[int, Callable[[random.Random], bytes]] = {
 PARTS = [
     build.storage(),
     build.tensor(build.storage()),
+    build.inline_tensor(),
+    build.raw(build.floats()),
+    *map(build.ops, ("cpu", "0", "storage", "latin1", "<", "f4", -1, 1.5, (4,), (1,), (), {}, [])),
     build.ops({"_parameters": {}, "_buffers": {}, "_modules": {}}),
     build.named("collections", "OrderedDict") + b")R",
     build.ops({"w": build.tensor(build.storage())}),
-    build.ops((4,)),
     b"](",
     b"}(",
 ]
