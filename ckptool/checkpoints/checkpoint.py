@@ -7,7 +7,6 @@ from functools import cached_property, wraps
 from itertools import islice
 from typing import Any, Final, NoReturn, TypeVar
 
-from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights, is_explained, is_generator, role_of
@@ -149,7 +148,16 @@ class Checkpoint(Parsed, Closing):
         """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
         self.extras: tuple[tuple[str, Inert], ...] = tuple(contents.extras)
         """What is not a tensor: the largest subtrees without one, by path."""
-        self.state_dicts = tuple(_state_dicts(contents, self.tensors))
+        self.state_dicts = tuple(
+            StateDict(
+                one.key,
+                role_of(one, contents),
+                {name[len(one.head) :]: self.tensors[name] for name in one.names},
+                *(one.class_name, one.node, one.own_keys),
+            )
+            for one in contents.groups
+            if one.names
+        )
         self._is_open = True
 
     def __getitem__(self, key: object) -> Any:
@@ -174,7 +182,8 @@ class Checkpoint(Parsed, Closing):
         if isinstance(node, LazyTensor):
             return node
         weights = next((one for one in self.state_dicts if one.key == str(key) and one.node is node), None)
-        if weights is not None and (weights.role in ("model", "ema") or len(weights) == _count(node)):
+        is_all = weights is not None and len(weights) == len(nodes.mapping_pairs(node) or ())
+        if weights is not None and (weights.role in ("model", "ema") or is_all):
             return weights
         rebuilder, names = self.rebuilder, dict[int, LazyTensor]()
         info = rebuilder.tensor(node) if rebuilder is not None else None
@@ -347,23 +356,11 @@ def walk_of(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | No
     return next((walk for path, walk in checkpoint.walks if of_model and path == state_dict.key), None)
 
 
-def _count(node: Inert) -> int | None:
-    pairs = nodes.mapping_pairs(node)
-    return None if pairs is None else len(pairs)
-
-
 def _attributes_or_node(node: Inert, value: Callable[[Inert], Any]) -> Any:
     """Return the attributes of a namespace, and any other object as its node."""
     if isinstance(node, nodes.Call) and nodes.class_name(node) in _NAMESPACES:
         return {key: value(inner) for key, inner in nodes.attribute_pairs(node) if isinstance(key, str)}
     return node
-
-
-def _state_dicts(contents: Contents, tensors: Mapping[str, LazyTensor]) -> Iterator[StateDict]:
-    for group in contents.groups:
-        if group.names:
-            own = {name[len(group.head) :]: tensors[name] for name in group.names}
-            yield StateDict(group.key, role_of(group, contents), own, group.class_name, group.node, group.own_keys)
 
 
 def _most_likely(found: Sequence[StateDict]) -> StateDict | None:

@@ -8,13 +8,12 @@ What follows from code is known of a few packages alone, see ``modules``; of all
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Final, NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
@@ -273,10 +272,8 @@ def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
     if walk is None:
         return
     outside = [name[len(head) :] for name in checkpoint.attributes if name.startswith(head)]
-    names = sorted([*state_dict, *outside]) if walk.unlisted else []
-    for path, cls in walk.unlisted:
-        if _holds(names, path):
-            yield _in_module(path, cls)
+    inside = {above for name in (*state_dict, *outside) for above in paths_above(name)} if walk.unlisted else ()
+    yield from (_in_module(path, cls) for path, cls in walk.unlisted if path in inside)
     yield from _kept_for_hooks(walk, outside)
     for name, cls in checkpoint.contents.unreadable:
         if name.startswith(head) and any(entry.name == name[len(head) :] for entry in walk.entries):
@@ -287,14 +284,6 @@ def _in_module(path: str, why: str) -> Gap:
     return Gap(path, why, f"{path}.weight" if path else "weight")
 
 
-def _holds(names: Sequence[str], path: str) -> bool:
-    """Say whether one of some names, which are sorted, is inside a module."""
-    if not path:
-        return bool(names)
-    place = bisect_left(names, f"{path}.")
-    return place < len(names) and names[place].startswith(f"{path}.")
-
-
 def _kept_for_hooks(walk: StateDictWalk, outside: Sequence[str]) -> Iterator[Gap]:
     """Yield modules with a state-dict hook that keep tensors as plain attributes: the hook may add them."""
     hooked = {path: (cls, hook) for path, cls, hook in walk.hooks}
@@ -302,14 +291,7 @@ def _kept_for_hooks(walk: StateDictWalk, outside: Sequence[str]) -> Iterator[Gap
         return
     paths = {path for path, _ in walk.modules}
     buffers = {entry.name for entry in walk.transient}
-    owners = (_owner(name, paths) for name in outside if name not in buffers)
+    owners = (next(filter(paths.__contains__, paths_above(name))) for name in outside if name not in buffers)
     for path in dict.fromkeys(owner for owner in owners if owner in hooked):
         cls, hook = hooked[path]
         yield _in_module(path, f"{cls}, with the state-dict hook {hook}")
-
-
-def _owner(name: str, paths: set[str]) -> str:
-    """Return the path of the innermost module that a name is inside."""
-    while name and name not in paths:
-        name = name.rpartition(".")[0]
-    return name

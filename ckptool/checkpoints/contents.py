@@ -23,7 +23,7 @@ from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, PersistentId
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import Kind, TensorInfo
+from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.key_names import KeyNames
@@ -145,6 +145,7 @@ class _Collector:
         infos = [self._tensor(child) for _, child in each(below, self._limits.cancellation)]
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below, infos)
+            self._contents.groups += [group] if group is not None else []
         below = self._named(node, below)
         if nodes.lookup(below, "param_groups") is not None:
             self._key_names().number_parameters(below)
@@ -155,7 +156,7 @@ class _Collector:
     ) -> Group | None:
         texts = [key for key, _ in below if isinstance(key, str)]
         if "state" in texts and "param_groups" in texts:
-            return self._new_group(Group(path, "optimizer", node=node))
+            return Group(path, "optimizer", node=node)
         others = [child for (_, child), info in zip(below, infos, strict=True) if info is None]
         direct = len(below) - len(others)
         if not direct or nodes.mapping_pairs(node) is None:
@@ -167,11 +168,7 @@ class _Collector:
         # Their weights are in tuples, and what stands beside them is numbers: by counting, no state dict either.
         if named and nested and any(key.endswith(_PACKED) for key in texts):
             kind = "packed"
-        return self._new_group(Group(path, kind, node=node))
-
-    def _new_group(self, group: Group) -> Group:
-        self._contents.groups.append(group)
-        return group
+        return Group(path, kind, node=node)
 
     def _add_tensor(self, name: str, info: TensorInfo, group: Group | None) -> None:
         tensors = self._contents.tensors
@@ -198,7 +195,8 @@ class _Collector:
         if walk is None:
             walk = self._walks[id(node)] = self._graph.walk(node, self._limits)
         self._contents.walks.append((path, walk))
-        group = self._new_group(Group(path, "module", class_name=self._graph.class_name(node), node=node))
+        group = Group(path, "module", class_name=self._graph.class_name(node), node=node)
+        self._contents.groups.append(group)
         own = {entry.name for entry in walk.entries}
         if len(own) < len(walk.entries):
             raise AmbiguousFile("a model has two tensors of one name", kind="ambiguous-name")
@@ -207,21 +205,17 @@ class _Collector:
             info = self._tensor(entry.node)
             if info is not None:
                 self._told.add(id(entry.node))
-                self._add_tensor(name, _of_kind(info, entry.kind), group)
+                self._add_tensor(name, info if info.kind == entry.kind else info._replace(kind=entry.kind), group)
             elif entry.kind is None:
                 self._walk(entry.node, name)
                 self._told.update(id(node) for _, _, node in self._below(entry.node, name))
             else:
                 self._contents.unreadable.append((name, nodes.class_name(entry.node)))
-        if not again:
-            self._add_attributes(node, path)
-
-    def _add_attributes(self, model: Inert, path: str) -> None:
-        """Name the tensors inside a model that its state_dict() would not give, each once, where it is first met."""
+        # What its state_dict() would not give has a name once, where it is first met.
         attributes = self._contents.attributes
-        for name, info, node in self._below(model, path):
-            if id(node) not in self._told:
-                self._told.add(id(node))
+        for name, info, inner in () if again else self._below(node, path):
+            if id(inner) not in self._told:
+                self._told.add(id(inner))
                 attributes[self._apart(name, attributes) if name in attributes else name] = info
 
     def _below(self, root: Inert, path: str) -> Iterator[tuple[str, TensorInfo, Inert]]:
@@ -310,7 +304,8 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
     while level:
         depth += 1
         if depth > deepest:
-            raise _too_deep(deepest)
+            fact = f"things in each other, more than {deepest:,} deep"
+            raise LimitExceeded(fact, kind="too-deep", actual=deepest)
         below: list[Inert] = []
         is_shallow = depth + _SMALL_DEPTH < deepest
         for node in each(level, cancellation):
@@ -336,10 +331,6 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
     return _upwards(direct, parents, others), count
 
 
-def _too_deep(deepest: int) -> LimitExceeded:
-    return LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
-
-
 def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int, int]]) -> set[int]:
     """Return all that is reached from ``direct`` by going from child to parent."""
     more: dict[int, list[int]] = {}
@@ -353,7 +344,3 @@ def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int,
             direct.extend(more.get(own, ()))
             own = parents[own]
     return found
-
-
-def _of_kind(info: TensorInfo, kind: Kind | None) -> TensorInfo:
-    return info if info.kind == kind else info._replace(kind=kind)

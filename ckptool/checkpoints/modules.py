@@ -166,7 +166,9 @@ def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
         walk.entries += _named(body.parameters, prefix, "parameter")
         walk.entries += [one for one in buffers if one.name not in transient]
         if _is_quantized(body.class_name):
-            _add_in_code(walk, body.class_name, current, prefix)
+            added = _added_entries(body.class_name, current)
+            walk.entries += [ModuleEntry(prefix + name, node, None) for name, node in added or ()]
+            walk.unlisted += [(prefix[:-1], body.class_name)] if added is None else []
         walk.transient += [one for one in buffers if one.name in transient]
         for name, child in reversed(body.children):
             if child is not None and isinstance(name, str):
@@ -183,15 +185,6 @@ def _named(pairs: Pairs, prefix: str, kind: Kind) -> list[ModuleEntry]:
 def _is_quantized(class_name: str) -> bool:
     """Say whether a class is one of torch's quantised modules."""
     return class_name.startswith("torch.") and ".quantized." in class_name
-
-
-def _add_in_code(walk: StateDictWalk, class_name: str, module: Call, prefix: str) -> None:
-    """Add the entries that a quantised module adds in code, or note that they are not known."""
-    added = _added_entries(class_name, module)
-    if added is None:
-        walk.unlisted.append((prefix[:-1], class_name))
-    else:
-        walk.entries.extend(ModuleEntry(prefix + name, node, None) for name, node in added)
 
 
 def _note_doubts(walk: StateDictWalk, body: Body, prefix: str, seen: set[str]) -> None:
@@ -285,14 +278,12 @@ def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
 def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str]:
     """Return the name that each entry has once wrappers of ``classes`` give way to the model inside them."""
     gone = {f"{path}.{COMPONENTS[cls]}" if path else COMPONENTS[cls] for path, cls in walk.modules if cls in classes}
-    return {entry.name: _without(entry.name, gone) for entry in walk.entries} if gone else {}
-
-
-def _without(name: str, gone: set[str]) -> str:
-    """Return a name without those of its components that end a path in ``gone``."""
-    components = name.split(".")
-    ends = accumulate(components, lambda path, component: f"{path}.{component}")
-    return ".".join(component for component, end in zip(components, ends, strict=True) if end not in gone)
+    found: dict[str, str] = {}
+    for name in (entry.name for entry in walk.entries if gone):
+        parts = name.split(".")
+        ends = accumulate(parts, "{}.{}".format)
+        found[name] = ".".join(part for part, end in zip(parts, ends, strict=True) if end not in gone)
+    return found
 
 
 def is_version_known(class_name: str) -> bool:
@@ -306,11 +297,15 @@ def version_of(class_name: str) -> int:
 
     It is an attribute of the class, so not in any file: torch's own are known, every other is assumed to be 1.
     """
+    name, is_dynamic = class_name.rpartition(".")[2], ".dynamic." in class_name
     if not is_version_known(class_name):
         return 1
-    if _is_quantized(class_name) and (version := _quantized_version(class_name)):
-        return version
-    return 2 if _OF_VERSION_2.fullmatch(class_name.rpartition(".")[2]) else 1
+    if _is_quantized(class_name) and not re.search(r"\.(sparse|reference)\.", class_name):
+        if name.startswith("Linear"):
+            return 4 if is_dynamic else 3
+        if is_dynamic and name in ("LSTM", "GRU"):
+            return 2
+    return 2 if _OF_VERSION_2.fullmatch(name) else 1
 
 
 def facts_by_module(entries: nodes.Pairs) -> dict[str, ModuleFacts]:
@@ -368,16 +363,6 @@ def _added_entries(class_name: str, module: Call) -> Pairs | None:
         held = [(str(place), one) for place, one in enumerate(state)] if len(state) == _CONV_LENGTH else []
     found = [(name, read(nodes.lookup(held, place))) for name, place, read in fields]
     return None if any(value is _ABSENT for _, value in found) or (fields is _CONV and not held) else found
-
-
-def _quantized_version(class_name: str) -> int | None:
-    """Return the ``_version`` of a class of quantised modules; None if it is the one that most classes have."""
-    name = class_name.rpartition(".")[2]
-    if ".sparse." in class_name or ".reference." in class_name:
-        return None
-    if name.startswith("Linear"):
-        return 4 if ".dynamic." in class_name else 3
-    return 2 if ".dynamic." in class_name and name in ("LSTM", "GRU") else None
 
 
 def _fields(class_name: str) -> _Fields:

@@ -8,16 +8,15 @@ the entries that are not tensors (packed parameters, extra state) and the metada
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.averages import averaged, not_averaged_in
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
 from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.entries import to_drop
-from ckptool.checkpoints.modules import ModuleFacts, facts_by_module, is_version_known, version_of
+from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, WEIGHT_KEYS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
@@ -31,7 +30,6 @@ from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 
-T = TypeVar("T")
 WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
@@ -400,7 +398,10 @@ def prepare(
         MigrationRefused: Two names would become one, a prefix is not the given one, or there is nothing to drop.
     """
     check_cancelled(checkpoint.source.cancellation)
-    _refuse_clashes(checkpoint, state_dict)
+    for given, wanted in checkpoint.contents.clashes.items():
+        if given.startswith(state_dict.head) and given[len(state_dict.head) :] in state_dict:
+            fact = f"two tensors are called {wanted!r}; the second is listed as {given!r}"
+            raise AmbiguousFile(fact, kind="ambiguous-name")
     pairs = entries_of(checkpoint, state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
@@ -410,7 +411,7 @@ def prepare(
     tensors |= {name: tensors[kept] for name, kept in recorded.ties.items() if kept in tensors}
     if recorded.order:
         tensors = {name: tensors[name] for name in recorded.order if name in tensors}
-    modules = dict(recorded.modules) or _modules(checkpoint, state_dict)
+    modules = {path: (facts, None) for path, facts in recorded.modules.items()} or _modules(checkpoint, state_dict)
     entries = [name for name, _ in pairs] if others else list(tensors)
     gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
     kept = entries
@@ -422,26 +423,17 @@ def prepare(
     renamed = dict(zip(kept, renaming.rename(kept, rules), strict=True))
     new = {old: name for old, name in renamed.items() if name is not None}
     paths = renaming.rename_metadata(list(modules), rules, kept)
-    assumed = _assumed(checkpoint, state_dict)
+    moved = {path: found for path, found in zip(paths, modules.values(), strict=True) if path is not None}
     return Weights(
         state_dict,
         {new[name]: tensor for name, tensor in tensors.items() if name in new},
         {new[name]: node for name, node in others.items() if name in new},
-        {path: facts for path, facts in zip(paths, modules.values(), strict=True) if path is not None},
+        {path: facts for path, (facts, _) in moved.items()},
         {name: old for old, name in new.items()},
         tuple(name for name in entries if name not in new),
         tuple(recorded.texts.items()),
-        {new: assumed[old] for old, new in zip(modules, paths, strict=True) if old in assumed and new is not None},
+        {path: cls for path, (_, cls) in moved.items() if cls is not None},
     )
-
-
-def _refuse_clashes(checkpoint: Checkpoint, state_dict: StateDict) -> None:
-    """Raise AmbiguousFile where two tensors would need one name."""
-    for given, wanted in checkpoint.contents.clashes.items():
-        if given.startswith(state_dict.head) and given[len(state_dict.head) :] in state_dict:
-            raise AmbiguousFile(
-                f"two tensors are called {wanted!r}; the second is listed as {given!r}", kind="ambiguous-name"
-            )
 
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
@@ -485,33 +477,19 @@ def _joined_entries(checkpoint: Checkpoint, whole: StateDict) -> list[tuple[str,
     return [*((name, None) for name in alone), *others.items()]
 
 
-def _of_parts(whole: StateDict, of: Callable[[StateDict], Mapping[str, T]]) -> dict[str, T]:
-    """Return what is known of modules, by path, of each state dict that one joins."""
-    start = len(whole.head)
-    return {f"{one.head}{path}"[start:].rstrip("."): facts for one in whole.parts for path, facts in of(one).items()}
-
-
-def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, ModuleFacts]:
+def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, tuple[ModuleFacts, str | None]]:
+    """Return what each module wrote, by its path; and its class, where its version is only assumed."""
     if state_dict.parts:
-        return _of_parts(state_dict, partial(_modules, checkpoint))
+        start = len(state_dict.head)
+        every = ((one.head, *item) for one in state_dict.parts for item in _modules(checkpoint, one).items())
+        return {f"{head}{path}"[start:].rstrip("."): found for head, path, found in every}
     if state_dict.class_name is not None:
-        walk = walk_of(checkpoint, state_dict)
-        if walk is None:
-            return {}
-        return {path: {"version": walk.versions.get(path, version_of(cls))} for path, cls in walk.modules}
-    node = state_dict.node
-    metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(node), "_metadata")) if node is not None else None
-    return facts_by_module(metadata or [])
-
-
-def _assumed(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, str]:
-    """Return the modules of a whole model whose version nothing says, by path, and their classes."""
-    if state_dict.parts:
-        return _of_parts(state_dict, partial(_assumed, checkpoint))
-    walk = walk_of(checkpoint, state_dict)
-    if walk is None:
-        return {}
-    return {path: cls for path, cls in walk.modules if not is_version_known(cls) and path not in walk.versions}
+        walk = walk_of(checkpoint, state_dict) or StateDictWalk()
+        versions = {path: walk.versions.get(path, version_of(cls)) for path, cls in walk.modules}
+        known = {path for path, cls in walk.modules if is_version_known(cls)}.union(walk.versions)
+        return {path: ({"version": versions[path]}, None if path in known else cls) for path, cls in walk.modules}
+    metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(state_dict.node), "_metadata"))
+    return {path: (facts, None) for path, facts in facts_by_module(metadata or []).items()}
 
 
 def _with_type(name: str, entry: LazyTensor | Inert) -> str:
