@@ -13,14 +13,13 @@ from itertools import count
 from typing import Final
 
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Global, Inert, Pairs, Set
+from ckptool.pickles.nodes import Call, Global, Inert, Pairs
 from ckptool.pickles.numpy_values import numpy_scalar, raw_bytes
 
 _MOST_PARTS: Final = 16
 _MOST_TEXT: Final = 256
 _DEEPEST: Final = 3
 _MOST_BITS: Final = 128
-_SETS: Final = frozenset(("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset"))
 
 
 class KeyNames:
@@ -83,8 +82,8 @@ class KeyNames:
     def _container_text(self, key: Inert, depth: int) -> str | None:
         if isinstance(key, tuple):
             return self._joined("({})", key, depth)
-        if isinstance(key, Set):
-            return self._joined("{{{}}}", key.items, depth)
+        if (members := nodes.members(key)) is not None:
+            return self._joined("{{{}}}", members, depth)
         if not isinstance(key, Call):
             return None
         scalar, raw = numpy_scalar(key), raw_bytes(key)
@@ -101,8 +100,6 @@ class KeyNames:
         args, name = key.args, nodes.class_name(key)
         if not isinstance(args, tuple) or not args:
             return None
-        if name in _SETS:
-            return self._joined("{{{}}}", args[0], depth) if isinstance(args[0], list) else None
         if name == "torch.device":
             return self._joined("{}", args, depth, ":")
         return self._joined("({})" if len(args) > 1 else "{}", args, depth)

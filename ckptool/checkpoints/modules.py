@@ -230,12 +230,13 @@ def body_of(node: Inert) -> Body | None:
     if parameters is None or buffers is None or children is None:
         return None
     hooks = nodes.mapping_pairs(nodes.lookup(attributes, "_state_dict_hooks")) or []
+    transient = nodes.lookup(attributes, "_non_persistent_buffers_set")
     return Body(
         name,
         parameters,
         buffers,
         children,
-        _names(nodes.lookup(attributes, "_non_persistent_buffers_set")),
+        frozenset(name for name in nodes.members(transient) or () if isinstance(name, str)),
         [hook for _, hook in hooks],
         nodes.lookup(attributes, "_version"),
     )
@@ -254,16 +255,6 @@ def _compiled_original(node: Call) -> Inert | None:
     if func is not None and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
         return node.args[0]
     return None
-
-
-def _names(node: Inert) -> frozenset[str]:
-    """Return the strings of a set, as any protocol writes one."""
-    items: Inert = []
-    if isinstance(node, nodes.Set):
-        items = node.items
-    elif isinstance(node, Call) and isinstance(node.args, tuple) and node.args and isinstance(node.args[0], list):
-        items = node.args[0]
-    return frozenset(item for item in items if isinstance(item, str))
 
 
 def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:

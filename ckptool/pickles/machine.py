@@ -51,10 +51,7 @@ def packed_nbytes(source: Source) -> int | None:
 
 
 class NeedMore(Exception):
-    """The window ends inside the opcode that is being read; ``end`` is the first byte that is not needed."""
-
-    def __init__(self, end: int) -> None:
-        self.end = end
+    """The window ends inside the opcode that is being read; the argument is the first byte that is not needed."""
 
 
 Deed: TypeAlias = Literal["refers", "sets", "adds"]
@@ -461,27 +458,23 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
     return (value[0] == 0x80 and len(value) > 1 and value[1] <= 5) or value.startswith(_HOLDERS)
 
 
-# How long opcodes are
-
-
-_FIXED: Final = dict(zip(b"\x80\x95KMJGhjqr\x82\x83\x84", (1, 8, 1, 2, 4, 8, 1, 4, 1, 4, 1, 2, 4), strict=True))
-"""Bytes of argument, for opcodes that have a fixed number of them; those not named anywhere here have none."""
-_COUNTED: Final = dict(zip(b"\x8a\x8bTUX\x8c\x8dB\x8eC\x96", (1, 4, 4, 1, 4, 1, 8, 4, 8, 1, 8), strict=True))
-"""Size in bytes of the count before as many bytes of argument."""
-_LINES: Final = {**dict.fromkeys(b"ILFSVPgp", 1), **dict.fromkeys(b"ci", 2)}
-
-
 def end_of_opcode(source: Source, position: int) -> int:
     """Return where the opcode at ``position`` ends, with its argument, which the source may not have."""
+    import pickletools  # few opcodes are at the end of a frame that they may reach over
+
     data = source.read(position, min(_LONGEST_FIXED, source.nbytes - position))
-    op = data[0]
-    if op in _COUNTED:
-        behind = 1 + _COUNTED[op]
-        return position + behind + int.from_bytes(data[1:behind], "little")
-    end = position + 1 + _FIXED.get(op, 0)
-    for _ in range(_LINES.get(op, 0)):
+    opcode = next((one for one in pickletools.opcodes if one.code == chr(data[0])), None)
+    nbytes = opcode.arg.n if opcode is not None and opcode.arg is not None else 0
+    if width := _COUNTED.get(nbytes):
+        return position + 1 + width + int.from_bytes(data[1 : 1 + width], "little")
+    end = position + 1
+    for _ in range(2 if data[:1] in b"ci" else 1) if nbytes < 0 else ():
         end = _end_of_line(source, end)
-    return end
+    return end + max(nbytes, 0)
+
+
+_COUNTED: Final = {-2: 1, -3: 4, -4: 4, -5: 8}
+"""Bytes of the count before as many bytes of argument, by what ``pickletools`` has for their number."""
 
 
 def _end_of_line(source: Source, position: int) -> int:

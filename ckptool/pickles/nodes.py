@@ -271,6 +271,17 @@ def _given_pairs(args: Inert) -> Pairs:
     return []
 
 
+def members(node: Inert) -> list[Inert] | None:
+    """Return the members of a set or a frozenset, as any protocol writes one; None of anything else."""
+    if isinstance(node, Set):
+        return node.items
+    func = global_of(node.func) if isinstance(node, Call) else None
+    if func is None or func.module not in ("builtins", "__builtin__") or func.name not in ("set", "frozenset"):
+        return None
+    given = node.args[0] if isinstance(node.args, tuple) and len(node.args) == 1 else None
+    return given if isinstance(given, list) else None
+
+
 def attribute_pairs(node: Inert) -> Pairs:
     """Return what BUILD gave an object: its ``__dict__`` pairs, and those of ``(dict, slots)`` states."""
     state = node.state if isinstance(node, Call) else None

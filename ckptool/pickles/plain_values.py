@@ -17,20 +17,19 @@ from ckptool.pickles.numpy_values import array_of, numpy_scalar, raw_bytes
 
 _MAX_DEPTH: Final = 64
 _MAX_NODES: Final = 10_000_000
-_COLLECTIONS: Final = {"set": set, "frozenset": frozenset}
 
 
 def _of_python(node: Inert, value: Callable[[Inert], Any]) -> Any:
     """Return bytes, a complex number or a set, as protocols that have no opcodes for them write them; else None."""
-    if isinstance(node, nodes.Set):
-        return _COLLECTIONS["frozenset" if node.frozen else "set"](_key(value(item)) for item in node.items)
+    members = nodes.members(node)
+    if members is not None:
+        made = frozenset if nodes.class_name(node).endswith("frozenset") else set
+        return made(_key(value(item)) for item in members)
     raw = raw_bytes(node)
     if raw is not None or not isinstance(node, Call) or not isinstance(node.args, tuple):
         return raw
     func = nodes.global_of(node.func)
     name = func.name if func is not None and func.module in ("builtins", "__builtin__") else ""
-    if name in _COLLECTIONS and len(node.args) == 1 and isinstance(node.args[0], list):
-        return _COLLECTIONS[name](_key(value(item)) for item in node.args[0])
     if name == "complex" and len(node.args) == 2 and all(type(one) in (float, int) for one in node.args):
         return complex(*node.args)
     if name == "bytearray" and len(node.args) <= 1:

@@ -36,6 +36,8 @@ _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
 _F64 = Struct(">d").unpack_from
 _TEXT = frozenset((str,))
+_PLAIN = {0x29: (), 0x4E: None, 0x88: True, 0x89: False}
+"""Values that an opcode alone says."""
 _ODD = frozenset(FIRST)
 """What text begins with that may hold pickles;"""
 _ODD_LINE = _ODD | {ord("\\")}
@@ -85,7 +87,7 @@ def _run(machine: Machine) -> Inert:
             try:
                 return _loop(machine)
             except NeedMore as need:
-                machine.move_window(need.end)
+                machine.move_window(need.args[0])
             except (IndexError, struct.error):
                 if not machine.is_at_window_end():
                     raise
@@ -113,7 +115,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     data, pos, stack, marks = machine.data, machine.pos, machine.stack, machine.marks
     memo: Any = machine.memo
     following = machine.next_index()
-    rare, odd, persistent_ids, on_build = RARE, _ODD, machine.persistent_ids, machine.on_build
+    rare, plain, odd, persistent_ids, on_build = RARE, _PLAIN, _ODD, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
     builds, build_offsets, odd_keys = machine.builds, machine.build_offsets, machine.odd_keys
     names, opcodes = machine.field_names, machine.opcodes
@@ -164,8 +166,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         stack[-1] = (stack[-1], last)
                         pos += 1
                         continue
-                    if op == 0x89:  # NEWFALSE
-                        stack.append(False)
+                    if op in plain:
+                        stack.append(plain[op])
                         pos += 1
                         continue
                     if op == 0x8C:  # SHORT_BINUNICODE
@@ -186,10 +188,6 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                         stack[-1] = made = Call(stack[-1], args, "newobj")
                         calls.append(made)
                         offsets.append(base + pos)
-                        pos += 1
-                        continue
-                    if op == 0x88:  # NEWTRUE
-                        stack.append(True)
                         pos += 1
                         continue
                 else:
@@ -258,8 +256,8 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 persistent_ids.append(stack[-1])
                 pos += 1
                 continue
-            elif op == 0x29:  # EMPTY_TUPLE
-                stack.append(())
+            elif op in plain:
+                stack.append(plain[op])
                 pos += 1
                 continue
             elif op == 0x4D:  # BININT2
@@ -269,10 +267,6 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             elif op == 0x4A:  # BININT
                 stack.append(_I32(data, pos + 1)[0])
                 pos += 5
-                continue
-            elif op == 0x4E:  # NONE
-                stack.append(None)
-                pos += 1
                 continue
             elif op == 0x62 and on_build is None and type(stack[-2]) is Call and stack[-2].state is None:  # BUILD
                 state = stack.pop()

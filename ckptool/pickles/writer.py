@@ -199,7 +199,9 @@ class _Writer:
         if not value:
             self._add(b")")
             return
-        if len(value) > 3:
+        count = len(value)
+        closing = (key, _TUPLES[count], b"0" * count) if count <= 3 else (key, b"t", b"1")
+        if count > 3:
             self._add(b"(")
         if _ATOMS.issuperset(map(type, value)):  # shapes and strides, mostly
             for item in value:
@@ -207,19 +209,20 @@ class _Writer:
                     self._str(item, 0)
                 else:
                     self._add(_ENCODERS[type(item)](item))
-            self._close_tuple((key, len(value)))
+            self._close(closing)
             return
-        self._todo.append(_Step(_Writer._close_tuple, (key, len(value))))
+        self._todo.append(_Step(_Writer._close, closing))
         self._todo.extend(reversed(value))
 
-    def _close_tuple(self, closing: tuple[int, int]) -> None:
-        key, count = closing
+    def _close(self, closing: tuple[int, bytes, bytes]) -> None:
+        """Make one thing of those on the stack; or drop them, if one of them led back to it, and wrote it whole."""
+        key, make, drop = closing
         known = self._memo.get(key)
-        if known is not None:  # one of its items led back to it, and wrote it whole
-            self._add(b"0" * count if count <= 3 else b"1")
+        if known is not None:
+            self._add(drop)
             self._get(known)
             return
-        self._add(_TUPLES[count] if count <= 3 else b"t")
+        self._add(make)
         self._remember(key)
 
     def _list(self, value: list[Inert], key: int) -> None:
@@ -230,37 +233,23 @@ class _Writer:
     def _append(self, items: list[Inert]) -> None:
         self._batches((_in_batches(items), _APPENDS))
 
-    def _dict(self, value: Dict, key: int) -> None:
+    def _dict(self, value: Dict | DictInBatches, key: int) -> None:
         self._add(b"}")
         self._remember(key)
-        self._set_items(_in_batches(value.pairs))
+        self._set_items(value.batches() if isinstance(value, DictInBatches) else _in_batches(value.pairs))
 
     def _set_items(self, batches: Iterator[Pairs]) -> None:
         self._batches((map(chain.from_iterable, batches), _SETITEMS))
-
-    def _dict_in_batches(self, value: DictInBatches, key: int) -> None:
-        self._add(b"}")
-        self._remember(key)
-        self._set_items(value.batches())
 
     def _set(self, value: Set, key: int) -> None:
         if self._protocol < 4:
             raise _NeedsProtocol4
         if value.frozen:
-            self._then(_MARK, *value.items, _Step(_Writer._close_frozenset, key))
+            self._then(_MARK, *value.items, _Step(_Writer._close, (key, b"\x91", b"1")))
         else:
             self._add(b"\x8f")
             self._remember(key)
             self._then(_MARK, *value.items, _ADDITEMS)
-
-    def _close_frozenset(self, key: int) -> None:
-        known = self._memo.get(key)
-        if known is not None:  # one of its items led back to it, and wrote it whole
-            self._add(b"1")
-            self._get(known)
-            return
-        self._add(b"\x91")
-        self._remember(key)
 
     def _call(self, value: Call, key: int) -> None:
         made = _Step(_Writer._made, (key, value))
@@ -367,7 +356,7 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     tuple: _Writer._tuple,
     list: _Writer._list,
     Dict: _Writer._dict,
-    DictInBatches: _Writer._dict_in_batches,
+    DictInBatches: _Writer._dict,
     Set: _Writer._set,
     Global: _Writer._global,
     Call: _Writer._call,
