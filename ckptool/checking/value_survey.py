@@ -329,6 +329,8 @@ def stat(
         CkptoolError: The file cannot be read.
     """
     check_arguments(stat, locals())
+    if depth is not None and depth < 0:
+        raise ValueError(f"depth is a number of components, 0 or more, not {depth}")
     with open_checkpoint(origin, limits=limits) as checkpoint, about(checkpoint.path):
         tensors = checkpoint.tensors
         if not tensors:

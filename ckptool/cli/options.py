@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,7 +129,10 @@ def pairs_of(option: str, given: Iterable[str]) -> dict[str, str]:
     """Return the texts of ``K=V`` by their keys."""
     if wrong := [text for text in given if not text.partition("=")[0] or "=" not in text]:
         raise click.BadParameter(f"not of the form K=V: {wrong[0]!r}", param_hint=option)
-    return dict(text.split("=", 1) for text in given)
+    pairs = [text.split("=", 1) for text in given]
+    if twice := [key for key, many in Counter(key for key, _ in pairs).items() if many > 1]:
+        raise click.BadParameter(f"{twice[0]!r} is given twice", param_hint=option)
+    return dict(pairs)
 
 
 def _arguments(_ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:

@@ -232,7 +232,9 @@ def _refuse(
     left = [name for name in matched.unexpected if not is_benign(name)]
     error: WeightsMismatch
     wanted = [name for name in (*matched.pairs, *matched.missing) if not is_benign(name) and 0 not in expected[name]]
-    is_nothing = bool(wanted) and not matched.reshaped and matched.pairs.keys().isdisjoint(wanted)
+    is_nothing = (
+        bool(wanted or (left and not expected)) and not matched.reshaped and matched.pairs.keys().isdisjoint(wanted)
+    )
     if (strict and (lacking or left)) or is_nothing:
         near = nearest(lacking, expected, [name for name in matched.unexpected if name in found], found)
         named = [f"{name} (nearest: {near[name]})" if name in near else name for name in lacking]

@@ -27,7 +27,7 @@ from ckptool.sources.paths import is_far
 from ckptool.tensors.reading import LazyTensor
 
 _END: Final = re.compile(
-    r"(?:\.lora_(?P<peft>A|B|embedding_A|embedding_B|magnitude_vector)(?:\.(?!(?:weight|bias)\Z)[^.]+)?(?:\.weight)?"
+    r"(?:\.lora_(?P<peft>A|B|embedding_A|embedding_B|magnitude_vector)(?:\.(?P<name>(?!(?:weight|bias)\Z)[^.]+))?(?:\.weight)?"
     r"|(?P<own>[._])lora(?:_linear_layer)?[._](?P<other>down|up)(?:\.weight)?"
     r"|\.(?P<alpha>alpha))\Z"
 )
@@ -101,6 +101,7 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
     found: dict[str, dict[str, LazyTensor]] = {}
     saved: dict[str, LazyTensor] = {}
     embeddings: set[str] = set()
+    adapters: dict[str | None, str] = {}
     if not any(_END.search(name) or _MARK.search(name) or name.startswith(OF_PEFT) for name in tensors):
         hint = "It looks like a model: that is the base, and `lora=` takes the adapter."
         raise refused(checkpoint, f"none of its {counted(len(tensors), 'tensor')} is one of a pair of LoRA", hint)
@@ -119,8 +120,10 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
         side = "alpha" if end["alpha"] else end["other"] or _SIDES[end["peft"]]
         if end["peft"] and end["peft"].startswith("embedding"):
             embeddings.add(module)
+        if end["peft"] and adapters.setdefault(end["name"], name) != next(iter(adapters.values())):
+            raise refused(checkpoint, f"it holds two adapters, as in {some(list(adapters.values()))}: take one of them")
         if side in found.setdefault(module, {}):
-            raise refused(checkpoint, f"{module!r} has two matrices {side!r}: take one adapter of them")
+            raise refused(checkpoint, f"{module!r} has two matrices {side!r}: take one of them")
         found[module][side] = tensor
     pairs: dict[str, Pair] = {}
     has_no_alpha = False

@@ -25,6 +25,8 @@ _WEIGHT: Final = ".weight"
 _OF_KOHYA: Final = "lora_"
 _OF_ANOTHER: Final = "Give the model that the adapter was made for."
 _SETTINGS_TURN: Final = "It fits the other way round: copy adapter_config.json, too, if it says so (fan_in_fan_out)."
+_LACKS: Final = ("CK122", "CK123")
+"""Findings that an adapter has no tensors of modules that its settings announce."""
 _PLAIN_FIRST: Final = "Quantised weights become plain with `dequantize=True`."
 
 
@@ -119,10 +121,15 @@ class LoraMerge:
                 if len(together) > 1 and any(one.is_alone for one in together):
                     raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
             _refuse_mixed(adapter, here, {key: weights.tensors[name].shape for key, name in fits.items()})
+            path, lacks = (
+                adapter.checkpoint.path,
+                [one.what for one in adapter.checkpoint.remarks if one.code in _LACKS],
+            )
+            facts = [f"{path!r}: {fact}" for fact in lacks]
             if adapter.has_no_alpha:
-                fact = f"nothing says the alpha of {adapter.checkpoint.path!r}: it is taken to be the rank"
-                self.notes.append(fact)
-                self.assumed.append(fact)
+                facts.append(f"nothing says the alpha of {path!r}: it is taken to be the rank")
+            self.notes += facts
+            self.assumed += facts
         made: dict[object, _Merged] = {}
         tensors = dict(weights.tensors)
         for name, tensor in weights.tensors.items():

@@ -89,6 +89,8 @@ def merge(
             if scale != 1.0:
                 raise ValueError("scale is for lora: averages have shares")
             others = _paths(average or ())
+            if len(_real([base, *others])) <= len(others):
+                raise ValueError("one file is given twice: give it a larger share")
             merging = AverageMerge(
                 [opened.enter_context(open_checkpoint(one, limits=limits)) for one in others],
                 _checked(shares, ema, len(others) + 1),
@@ -112,12 +114,17 @@ def _paths(given: Path | Sequence[Path]) -> list[str]:
     return [os.fspath(one) for one in paths]
 
 
+def _real(paths: Sequence[Path]) -> set[str]:
+    """Return the files that paths are, without links."""
+    return {path if is_far(path) else os.path.realpath(path) for path in [os.fspath(one) for one in paths]}
+
+
 def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: float) -> dict[str, float]:
     """Return what each adapter is multiplied by."""
     weights = given if isinstance(given, Mapping) else {}
     paths = _paths(given if isinstance(given, str | os.PathLike) else list(given))
-    real = [one if is_far(one) else os.path.realpath(one) for one in paths]
-    if len(set(real)) < len(real):
+    real = _real(paths)
+    if len(real) < len(paths):
         raise ValueError("one adapter is given twice")
     if both := next((one for one in real if not is_far(one) and os.path.dirname(one) in real), None):
         raise ValueError(f"one adapter is given twice, as a folder and as a file in it: {os.path.basename(both)}")

@@ -197,7 +197,18 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
 
 WORTH_A_CLONE: Final = 1 << 20
 """Bytes from which on a copy takes longer."""
-_WRITES_ALL: Final = ("recipe", "max_shard_size", "key", "dtype", "expand_tied", "model", "join", "cut")
+_WRITES_ALL: Final = (
+    "recipe",
+    "reverse",
+    "recipe_arguments",
+    "max_shard_size",
+    "key",
+    "dtype",
+    "expand_tied",
+    "model",
+    "join",
+    "cut",
+)
 """Changes after which tensors have other bytes, or others are beside them."""
 _LENGTH_NBYTES: Final = 8
 _GUARD_NBYTES: Final = 4

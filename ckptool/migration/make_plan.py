@@ -159,7 +159,7 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
     from ckptool.recipes.find import settings_of  # few ask for it
     from ckptool.recipes.like import ways_to
 
-    if changes.recipe is not None:
+    if changes.recipe is not None or changes.reverse:
         _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = _read(checkpoint, _name_changes(changes, Trials(checkpoint.source.cancellation))[0], [chosen])
@@ -318,6 +318,9 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:
         _refuse("no model is built", "Name its class with `model='package.module:Class'`.")
+    if changes.recipe is None and (changes.reverse or (changes.recipe_arguments and not changes.join)):
+        what = "`reverse=`" if changes.reverse else "`recipe_arguments=`"
+        _refuse("no recipe is applied", f"Name it with `recipe=`, or leave out {what}.")
 
 
 def _refuse_slicing(changes: Changes) -> None:

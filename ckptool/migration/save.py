@@ -105,7 +105,7 @@ def save(
     if callable(getattr(state, "state_dict", None)):
         raise TypeError(f"state is a state dict, not a {type(state).__name__}: give what its state_dict() returns")
     check_arguments(save, locals())
-    asked = changes_of(None, options)
+    asked = changes_of(None, options, "save")
     if like is None and (asked.key is not None or asked.weights != "auto"):
         raise ValueError("key and weights say which weights of like are meant, and there is no like")
     if like is None and (missing != "refuse" or allow_new):

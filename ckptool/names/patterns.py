@@ -40,6 +40,8 @@ class Pattern:
     def __init__(self, text: str, known: Mapping[str, str] = _NOTHING) -> None:
         if not text or _ADJACENT.search(text):
             raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
+        if ".." in f".{text}.":
+            raise ValueError(f"{text!r} is no pattern: there is nothing before or behind a dot")
         parts, variables, end = list[str](), dict[str, str](), 0
         between = list[str]()
         for found in _VARIABLE.finditer(text):

@@ -107,18 +107,33 @@ def _with_head(head: str, names: Sequence[str]) -> list[str]:
 
 
 class Substitution:
-    """The rule that replaces every match of a regular expression, as ``re.sub`` does."""
+    """The rule that replaces every match of a regular expression; nothing behind a match is none, as to ``sed``."""
 
     def __init__(self, pattern: re.Pattern[str], replacement: str) -> None:
         self.pattern = pattern
         self.replacement = replacement
+        self._may_be_empty = pattern.search("") is not None
 
     def __call__(self, names: Sequence[str]) -> list[str]:
         return [self.renamed(name) for name in names]
 
     def renamed(self, name: str) -> str:
-        """Return the new name of one."""
-        return self.pattern.sub(self.replacement, name)
+        """Return the new name of one; refuse a pattern that also matches the nothing between characters."""
+        if not self._may_be_empty:
+            return self.pattern.sub(self.replacement, name)
+        end, places = -1, 0
+
+        def replaced(match: re.Match[str]) -> str:
+            nonlocal end, places
+            is_behind, end = match.span() == (end, end), match.end()
+            places += not is_behind
+            return "" if is_behind else match.expand(self.replacement)
+
+        renamed = self.pattern.sub(replaced, name)
+        if places > 1:
+            fact = f"{self.pattern.pattern!r} may match nothing, and does so in {places} places of {name!r}"
+            raise MigrationRefused(fact, kind="bad-pattern", hint="Begin it with '^', or write '+' for '*'.")
+        return renamed
 
     def __str__(self) -> str:
         return f"{self.pattern.pattern}={self.replacement}"
@@ -134,6 +149,9 @@ def substitute(pattern: str, replacement: str) -> Substitution:
         compiled.sub(replacement, "")
     except (re.error, IndexError) as error:
         raise MigrationRefused(f"not a regular expression: {pattern!r}: {error}", kind="bad-pattern") from error
+    if group := re.search(r"\$(\d)", replacement):
+        fact = f"{group[0]!r} is no group, but a text: {pattern}={replacement}"
+        raise MigrationRefused(fact, kind="bad-pattern", hint=f"Write a group as '\\{group[1]}'.")
     return Substitution(compiled, replacement)
 
 
@@ -143,8 +161,8 @@ def substitution(text: str) -> Substitution:
     if not replacement:
         hint = "Write `rename='RE=REPL'`; or a list of pairs, each of a pattern and what replaces it."
         raise MigrationRefused(f"not of the form RE=REPL: {text!r}", kind="bad-pattern", hint=hint)
-    if replacement[0].startswith(">"):
-        raise MigrationRefused(f"RE=REPL has one '=', and no '=>': {text!r}", kind="bad-pattern")
+    if replacement[0].startswith((">", "=")):
+        raise MigrationRefused(f"RE=REPL has one '=', and no '=>' or '==': {text!r}", kind="bad-pattern")
     return substitute(pattern, replacement[0])
 
 
@@ -158,7 +176,15 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
         left = [(index, name) for index, name in enumerate(renamed) if name is not None]
         for (index, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
             renamed[index] = new
-    if renamed == list(names) or len(set(filter(None, renamed))) == len(renamed):
+    if renamed == list(names):
+        return renamed
+    for old, new in zip(names, renamed, strict=True):
+        if new and ".." in f".{new}." and ".." not in f".{old}.":
+            hint = "A pattern takes a module with its dot: '^module\\.='."
+            raise MigrationRefused(
+                f"{old!r} would be called {new!r}, with nothing before or behind a dot", kind="empty-name", hint=hint
+            )
+    if len(set(filter(None, renamed))) == len(renamed):
         return renamed
     seen: dict[str, str] = {}
     for old, new in zip(names, renamed, strict=True):

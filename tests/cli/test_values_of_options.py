@@ -114,3 +114,10 @@ def test_a_prefix_that_only_some_names_have_is_refused(names: str, tmp_path: Pat
     assert invoke([*words, "--rename", r"^net\.="]).exit_code == 0
     assert invoke([*words, "--strip-prefix", "net", "--include", "net.*", "--force"]).exit_code == 0
     assert ckptool.load("new.safetensors").keys() == {"a"}
+
+
+@each("option", ["--set-metadata", "--recipe-arg", "--model-arg"])
+def test_a_key_is_given_once(option: str, model: str) -> None:
+    done = run("migrate", model, "new.safetensors", option, "a=1", option, "a=2", code=2)
+
+    assert f"{option}: 'a' is given twice" in done.stderr

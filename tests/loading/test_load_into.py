@@ -786,3 +786,15 @@ def test_loading_many_times_leaves_no_descriptor_and_no_thread_behind(tmp_path: 
 
     after = descriptors(), threading.active_count()
     assert after == before
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_model_that_has_no_weights_is_not_filled_without_a_word(strict: bool, tmp_path: Path) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(2, 2)]  # no ModuleList: torch does not know of them
+
+    torch.save(Listed().layers[0].state_dict(), tmp_path / "x.pth")
+    with pytest.raises(ckptool.KeyMismatch, match="2 are unexpected"):
+        ckptool.load_into(Listed(), tmp_path / "x.pth", strict=strict)

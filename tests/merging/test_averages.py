@@ -52,8 +52,10 @@ def test_a_mean_is_rounded_once(dtype: torch.dtype, shares: tuple[int, ...] | No
 
 def test_equal_weights_have_themselves_as_mean_and_stay_tied(tmp_path: Path) -> None:
     tensor = torch.randn(5, 5)
-    torch.save({"a": tensor, "b": tensor, "c": tensor.T}, tmp_path / "a.pth")
-    report = ckptool.merge(tmp_path / "a.pth", tmp_path / "m.pth", average=[tmp_path / "a.pth", tmp_path / "a.pth"])
+    first, *others = (tmp_path / f"{name}.pth" for name in "123")
+    for path in (first, *others):
+        torch.save({"a": tensor, "b": tensor, "c": tensor.T}, path)
+    report = ckptool.merge(first, tmp_path / "m.pth", average=others)
     found = torch.load(report.target)
     assert all(torch.equal(found[name], tensor) for name in "ab")
     assert torch.equal(found["c"], tensor.T)
@@ -80,6 +82,17 @@ def test_what_is_unlike_the_first_is_refused_by_name(
     with pytest.raises(MigrationRefused, match=words):
         ckptool.merge(tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_file_counts_once(tmp_path: Path) -> None:
+    for name in "ab":
+        save_file(weights(0), tmp_path / f"{name}.safetensors")
+    a, b, target = (str(tmp_path / f"{name}.safetensors") for name in "abm")
+    best = str(tmp_path / ".." / tmp_path.name / "b.safetensors")
+    for others in ([a], [b, b], [b, best]):
+        with pytest.raises(ValueError, match="twice"):
+            ckptool.merge(a, target, average=others)
+    assert "twice" in invoke(["merge", "--average", a, b, best, "-o", target]).stderr
 
 
 def test_what_is_left_out_is_left_out_of_all(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_weights_whose_names_change_when_they_are_made_plain(tmp_path: Path) -> 
     done = ckptool.merge(path, tmp_path / "o.safetensors", lora=lora, dequantize=True)
     assert torch.equal(load_file(done.target)["m.weight"], (dense.float() + up @ down).to(dense.dtype))
     with pytest.raises(MigrationRefused, match="it is quantised"):
-        ckptool.merge(path, tmp_path / "x.safetensors", average=path)
+        ckptool.merge(path, tmp_path / "x.safetensors", average=done.target)
 
 
 def pair(module: str = "base_model.model.m.q", rank: int = RANK) -> Tensors:
@@ -274,6 +274,9 @@ REFUSED: dict[str, tuple[Tensors, dict[str, Any] | None, str]] = {
     ),
     "a name that is not there": (pair("base_model.model.m.k"), None, "1 of its 1 parts fit no weight: base"),
     "one of two": (pair() | pair("base_model.model.m.r"), None, "fit no weight: base_model.model.m.r"),
+    "two adapters": (
+        {"m.q.lora_A.a.weight": torch.ones(4, 10), "m.q.lora_B.b.weight": torch.ones(12, 4)}, None, "two adapters",
+    ),
     "another shape": (ones((4, 11), (12, 4)), None, r"\[12, 10\]"),
     "turned round": (ones((4, 12), (10, 4)), None, r"\[12, 10\]"),
     "half a pair": ({"m.q.lora_A.weight": torch.ones(4, 10)}, None, "no matrix 'up'"),
@@ -376,6 +379,14 @@ def test_one_adapter_given_twice_is_refused(tmp_path: Path) -> None:
     for other in (tmp_path / "a" / ".." / "a" / lora.name, tmp_path / "a"):
         with pytest.raises(ValueError, match="twice"):
             ckptool.merge(path, tmp_path / "o.safetensors", lora=[lora, str(other)])
+
+
+def test_what_settings_announce_and_an_adapter_lacks_is_noted(tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "a", pair(), {"r": 4, "lora_alpha": 4, "peft_type": "LORA", "target_modules": ["q", "v"]})
+    report = ckptool.merge(base(tmp_path), tmp_path / "o.safetensors", lora=lora)
+    (said,) = report.assumed
+    assert said in report.notes
+    assert "no tensor of the adapter is of v," in said
 
 
 def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

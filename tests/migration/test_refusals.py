@@ -94,6 +94,9 @@ def test_a_tensor_of_a_layout_that_nobody_else_writes_is_refused(folder: Path) -
         ({"dtype": "float31"}, "not-a-dtype"),
         ({"dtype": "float16", "keep_dtype": ["("]}, "bad-pattern"),
         ({"form": "model"}, "no-model"),
+        ({"reverse": True}, "contradiction"),
+        ({"reverse": True, "form": "state_dict"}, "contradiction"),
+        ({"recipe_arguments": {"heads": 2}}, "contradiction"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(options: dict[str, Any], kind: str, folder: Path) -> None:

@@ -128,7 +128,26 @@ def test_a_pattern_replaces_as_the_re_module_does(names: list[str]) -> None:
 def test_what_is_no_pattern_or_leaves_no_name_is_refused() -> None:
     for pattern, replacement in (("(", ""), ("a", r"\2"), ("a", r"\g<no>"), ("[", "x")):
         refused("bad-pattern", renaming.substitute, pattern, replacement)
-    refused("empty-name", renaming.rename, ["ab", "b"], [renaming.substitute("^ab$", "")])
+    for text in ("a==b", "a=>b", "(a)=x$1"):
+        refused("bad-pattern", renaming.substitution, text)
+    for text in ("^ab$=", "^a=", "b$=", "a=a..b", "a=."):
+        refused("empty-name", renaming.rename, ["ab", "a.b"], [renaming.substitution(text)])
+    assert renaming.rename(["a.b"], [renaming.substitution("^a="), renaming.substitution(r"^\.=")]) == ["b"]
+    assert renaming.rename(["a..b"], [renaming.substitution("^a=c")]) == ["c..b"]  # as it was
+
+
+def test_a_pattern_that_may_match_nothing_changes_a_name_once() -> None:
+    for text, renamed in (
+        (r"(.*)=m.\1", "m.net.weight"),
+        (r"^(net\.)?=m.", "m.weight"),
+        (r"^(gen\.)?=m.", "m.net.weight"),
+        ("^=m.", "m.net.weight"),
+        ("$=.m", "net.weight.m"),
+        (r"(\.weight)?$=.m", "net.m"),
+    ):
+        assert renaming.substitution(text)(["net.weight"]) == [renamed], text
+    for text in ("x*=y", "n*=m", "(net)?=m", r"\d?=m"):
+        refused("bad-pattern", renaming.substitution(text), ["net.weight"])
 
 
 @given(names_of_models())
