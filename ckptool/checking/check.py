@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.arguments import check_arguments
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import advice, finding, folder_files, safety, torch_load
+from ckptool.checking import advice, finding, safety, torch_load
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Finding, finding_facts, note
 from ckptool.checking.torch_load import GlobalUse
@@ -29,6 +29,10 @@ from ckptool.sources.files import Origin
 from ckptool.sources.paths import is_folder, shown_path
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import identity
+
+if TYPE_CHECKING:
+    from ckptool.checking.folder_files import Neighbours
+
 
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -322,7 +326,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
 
         hashing = Hashing(checkpoint, limits)
     if depth != "structure":
-        from ckptool.checking import integrity, value_survey
+        from ckptool.checking import folder_files, integrity, value_survey
 
         distinct = {identity(tensor.info): tensor.info.nbytes for tensor in checkpoint.tensors.values()}
         values_nbytes = sum(distinct.values()) if depth == "values" else 0
@@ -343,9 +347,12 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     seen = survey if beside is None else beside.with_others(survey)
     # Loaders may read what was refused here, so what it would run is not known.
     unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
-    for one, is_read in folder_files.unreadable(checkpoint, limits):
-        found.append(one)
-        unread += () if is_read else (one.message,)
+    if checkpoint.beside:
+        from ckptool.checking import folder_files
+
+        for one, is_read in folder_files.unreadable(checkpoint, limits):
+            found.append(one)
+            unread += () if is_read else (one.message,)
     found += safety.findings(survey, lambda: advice.state_dict(checkpoint))
     survey = survey._replace(unseen=(*survey.unseen, *unread))
     found += beside.findings() if beside is not None else ()
@@ -385,10 +392,14 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     )
 
 
-def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> folder_files.Neighbours | None:
+def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
     """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
-    return folder_files.survey(path, checkpoint, limits) if path is not None and is_folder(path) else None
+    if path is None or not is_folder(path):
+        return None
+    from ckptool.checking import folder_files  # few checkpoints are folders
+
+    return folder_files.survey(path, checkpoint, limits)
 
 
 def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...]:

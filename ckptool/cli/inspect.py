@@ -23,14 +23,7 @@ from ckptool.errors import CkptoolError, about
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.listing import Target
 from ckptool.inspecting import columns
-from ckptool.inspecting.inspect import (
-    SCHEMA,
-    extra_lines,
-    findings_of,
-    head_sections,
-    inspect_object,
-    metadata_lines,
-)
+from ckptool.inspecting.head import SCHEMA, extra_lines, findings_of, head_sections
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.sections import Fact, Lines, Section, Table
 from ckptool.tensors.reading import LazyTensor
@@ -148,6 +141,8 @@ class _Inspected(Result):
 
     @cached_property
     def _metadata(self) -> Sequence[str]:
+        from ckptool.inspecting.inspect import metadata_lines  # it is seldom asked for
+
         return [*metadata_lines(self._checkpoint)]
 
     @cached_property
@@ -171,6 +166,8 @@ class _Inspected(Result):
         return [self._checkpoint.format, self._checkpoint.form, *sizes]
 
     def object(self) -> dict[str, object]:
+        from ckptool.inspecting.inspect import inspect_object  # few are asked for
+
         return with_hints(inspect_object(self._checkpoint, self.findings, self._tensors, self._digest))
 
     def table(self, *, is_raw: bool) -> Table:

@@ -35,7 +35,7 @@ from ckptool.cli.check import worst_of
 from ckptool.cli.text import with_options
 from ckptool.diffing.report import DiffReport, facts_of
 from ckptool.inspecting.columns import COLUMNS, Related
-from ckptool.inspecting.inspect import extra_lines, head_facts
+from ckptool.inspecting.head import extra_lines, head_facts
 from ckptool.messages import counted, cut, show, show_nbytes, some
 from ckptool.sections import Fact, as_json
 from ckptool.sources.files import packaged
