@@ -39,24 +39,10 @@ CONTROL_FLOW = {"NeedMore", "_NeedsProtocol4", "Passing"}
 LONG_FUNCTIONS = {"_loop": "the hot loop of the pickle interpreter: calls would double its time"}
 
 RUNS = {
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-    "breakpoint",
-    "input",
-    "pickle.load",
-    "pickle.loads",
-    "pickle.Unpickler",
-    "marshal.load",
-    "marshal.loads",
-    "torch.load",
-    "torch.jit.load",
-    "torch.hub.load",
-    "os.system",
-    "os.popen",
+    "eval", "exec", "compile", "__import__", "breakpoint", "input", "pickle.load", "pickle.loads", "pickle.Unpickler",
+    "marshal.load", "marshal.loads", "torch.load", "torch.jit.load", "torch.hub.load", "os.system", "os.popen",
     "os.fork",
-}
+}  # fmt: skip
 RUNNERS = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "importlib", "runpy", "code",
     "codeop", "subprocess", "multiprocessing", "ctypes", "cffi", "socket", "urllib", "http", "shutil", "pkgutil", "imp",
@@ -65,17 +51,9 @@ NETWORK = "sources/remote/"
 """The one package that may talk to others, and only about the address that it was given."""
 TALKS = {"socket", "http", "urllib", "ssl"}
 OPENS = {
-    "open",
-    "os.open",
-    "os.fdopen",
-    "io.open",
-    "io.FileIO",
-    "codecs.open",
-    "gzip.open",
-    "zipfile.ZipFile",
-    "tarfile.open",
-    "mmap.mmap",
-}
+    "open", "os.open", "os.fdopen", "io.open", "io.FileIO", "codecs.open", "gzip.open", "zipfile.ZipFile",
+    "tarfile.open", "mmap.mmap",
+}  # fmt: skip
 OPENING_METHODS = (".read_bytes", ".read_text", ".write_bytes", ".write_text")
 
 

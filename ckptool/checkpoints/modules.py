@@ -35,14 +35,7 @@ _NAMES_NBYTES = 1 << 26
 BOUND_TO = "__self__"
 """What Python calls the object of a bound method."""
 
-_OWN_SAVERS = (
-    "bitsandbytes.",
-    "hqq.",
-    "optimum.quanto.",
-    "quanto.",
-    "torch.jit.",
-    "transformer_engine.",
-)
+_OWN_SAVERS = ("bitsandbytes.", "hqq.", "optimum.quanto.", "quanto.", "torch.jit.", "transformer_engine.")
 """Packages whose classes are known to save something else than their parameters and buffers."""
 
 _PLAIN_SAVERS = ("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_utils.", "torch.ao.nn.")

@@ -16,15 +16,7 @@ NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
 """Roles of what is never taken for weights, even if it is asked for."""
 
 WEIGHT_KEYS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "module",
-    "model_state",
-    "params",
-    "weights",
+    *("state_dict", "model_state_dict", "model", "net", "network", "module", "model_state", "params", "weights"),
 )
 """Keys under which trainers put the weights, best known first."""
 
@@ -56,14 +48,8 @@ _PLAIN_WEIGHTS = r"(w|b|weights?|bias(es)?|kernel|gamma|beta)_?\d*"
 """What arrays are called that are weights, where no layer has a name."""
 
 _SIDE_BY_SIDE = (
-    {"generator", "gen", "netg", "g"},
-    {"discriminator", "disc", "dis", "netd", "d"},
-    {"actor"},
-    {"critic"},
-    {"encoder"},
-    {"decoder"},
-    {"student"},
-    {"teacher"},
+    *({"generator", "gen", "netg", "g"}, {"discriminator", "disc", "dis", "netd", "d"}),
+    *({one} for one in ("actor", "critic", "encoder", "decoder", "student", "teacher")),
 )
 """Words for one of several models that were trained together: the larger is not the one that is meant."""
 

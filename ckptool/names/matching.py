@@ -40,22 +40,10 @@ ANY_SHAPE: Shape = _AnyShape()
 
 Option: TypeAlias = Literal["strip_module", "strip_wrappers", "strip_prefix", "rename", "add_prefix"]
 
-BENIGN = frozenset(
-    {
-        "num_batches_tracked",
-        "position_ids",
-        "token_type_ids",
-        "relative_position_index",
-        "relative_coords_table",
-        "inv_freq",
-        "n_averaged",
-        "attn_mask",
-        "causal_mask",
-        "masked_bias",
-        "total_ops",
-        "total_params",
-    }
-)
+BENIGN = frozenset({
+    "num_batches_tracked", "position_ids", "token_type_ids", "relative_position_index", "relative_coords_table",
+    "inv_freq", "n_averaged", "attn_mask", "causal_mask", "masked_bias", "total_ops", "total_params",
+})  # fmt: skip
 """Last components of buffers that a model computes itself: releases of a library differ in whether they save them."""
 
 SPELLINGS = (

@@ -42,13 +42,7 @@ DATA_PARALLEL = Wrapper(
     # Averaged models use the same component, and keep a counter: torch's and mmengine's.
     companions=frozenset({"n_averaged", "steps"}),
     marks=(
-        "DataParallel",
-        "AveragedModel",
-        "MovingAverage",
-        "WeightAverage",
-        "AnnealingEMA",
-        "ModelEma",
-        "ModelEMA",
+        *("DataParallel", "AveragedModel", "MovingAverage", "WeightAverage", "AnnealingEMA", "ModelEma", "ModelEMA"),
         "DeepSpeedEngine",
     ),
 )

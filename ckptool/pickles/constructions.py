@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from ckptool.pickles.forms import (
     FORMS,
     NBYTES,
+    REBUILDERS,
     Form,
     Values,
     bytes_of,
-    content,
     dense,
     element_size,
     elements_of,
@@ -103,10 +103,9 @@ def _is_rebuilt(call: Call, values: Values) -> bool:
     func, _, args, _ = call.args
     name = values.name(func)
     row = BY_NAME.get(name)
-    return name in _REBUILDERS and row is not None and type(args) is tuple and takes(row, Call(func, args), values)
+    return name in REBUILDERS and row is not None and type(args) is tuple and takes(row, Call(func, args), values)
 
 
-_REBUILDERS: Final = tuple(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"))
 _CORES: Final = ("numpy.core", "numpy._core")
 _DCP: Final = "torch.distributed.checkpoint"
 _OBJECT: Final = "object.__new__; the state is put into its __dict__"
@@ -321,16 +320,6 @@ VALUES: Final = frozenset(
 )
 """What may be named, beside rows, storages and torch's types of elements, and is not called."""
 
-_WORDS: Final[Mapping[str, Form]] = {
-    **FORMS,
-    "anything": lambda _node, _values: True,
-    "any tensor": lambda node, values: values.kind(node) in ("tensor", "tensor with attributes"),
-    "name of a row for tensors": lambda node, values: values.name(node) in _REBUILDERS,
-    "its arguments": lambda node, _: type(node) is tuple,
-    "bytes of a storage": lambda node, values: FORMS["bytes"](node, values) and content(node) is not None,
-}
-
-
 OBJECT_NBYTES: Final = 256
 """What most objects take that a call makes, at most;"""
 TENSOR_NBYTES: Final = 640
@@ -356,8 +345,8 @@ def _forms(text: str) -> tuple[tuple[tuple[Form, ...], Form | None], ...]:
     found = []
     for one in text.split(" | ") if text else [""]:
         words = [part for part in one.strip().split(", ") if part]
-        more = _WORDS[words.pop().removesuffix("...")] if words and words[-1].endswith("...") else None
-        found.append((tuple(_WORDS[one] for one in words), more))
+        more = FORMS[words.pop().removesuffix("...")] if words and words[-1].endswith("...") else None
+        found.append((tuple(FORMS[one] for one in words), more))
     return tuple(found)
 
 
@@ -379,7 +368,7 @@ def takes_state(row: Row, call: Call, values: Values) -> bool:
         return False
     if row.makes == "dtype":
         return is_state_of_dtype(call, values)
-    return _WORDS[row.state](call.state, values)
+    return FORMS[row.state](call.state, values)
 
 
 def _has_form(args: tuple[Inert, ...], words: tuple[Form, ...], more: Form | None, values: Values) -> bool:

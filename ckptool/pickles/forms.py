@@ -469,6 +469,7 @@ def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
 _HASHED: Final = frozenset(("size", "device", "date", "time", "duration", "time zone", "path", "number", "scalar"))
 """What calls make that has a hash, which is taken at once."""
 
+REBUILDERS: Final = tuple(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"))
 _FACTORIES: Final = (
     *(f"builtins.{name}" for name in words("list dict set frozenset tuple int float str bool bytes")),
     *(f"collections.{name}" for name in words("OrderedDict defaultdict Counter deque")),
@@ -543,6 +544,11 @@ FORMS: Final[dict[str, Form]] = {
     "number to 2": lambda node, _: type(node) is int and 0 <= node <= 2,
     "number from 1 to 3": lambda node, _: type(node) is int and 1 <= node <= 3,
     "array": _array,
+    "anything": lambda _node, _values: True,
+    "any tensor": _made("tensor", "tensor with attributes"),
+    "name of a row for tensors": _named(*REBUILDERS),
+    "its arguments": _is(tuple),
+    "bytes of a storage": lambda node, values: _bytes(node, values) and content(node) is not None,
     **{word: _made(word) for word in ("dtype", "layout", "duration", "time zone", "memory format")},
 }
 """Each word of a form, and the test for it."""
