@@ -2,7 +2,7 @@
 Pickle bytes → inert nodes, for protocols 0 to 5. Looks up no name, calls nothing, hashes no key.
 
 Strategy: one loop over the opcodes. The dozen that make up nearly all of a checkpoint (strings, small ints, memo,
-tuples, calls) are handled in the loop itself, in order of frequency; the rest are functions in the table ``RARE``.
+tuples, calls) are handled in the loop itself, in order of frequency; the rest are functions in the table ``_RARE``.
 Bytes come from a window onto the source that is moved on demand, so a pickle at the head of a file of gigabytes costs
 what the pickle is long.
 
@@ -10,22 +10,27 @@ Rules:
 1. Nothing is read before its length has been compared with what is left.
 2. A mark pushes the stack aside and starts a new one, as CPython's unpickler does, so no mark is ever searched for.
 3. Whatever a stream does wrong ends in MalformedFile with the offset of the opcode.
+4. All of an argument is read before the stack is touched: an opcode that needs more bytes than the window holds raises
+   ``NeedMore``, and is started again. What is in the table finds ``pos`` behind its opcode, and leaves it behind that.
 
 See Python's Lib/pickletools.py, which documents every opcode.
 """
 
-import gc
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from struct import Struct
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-from ckptool.errors import Failure, LimitExceeded
+import gc
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from ckptool.errors import Failure, LimitExceeded, MalformedFile, UnsafePickle
 from ckptool.pickles.machine import FIRST, Machine, NeedMore, OnBuild
 from ckptool.pickles.machine import Pickle as Pickle
-from ckptool.pickles.nodes import Call, Dict, Inert, PersistentId
-from ckptool.pickles.rare_opcodes import RARE
+from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 _U16 = Struct("<H").unpack_from
 _I32 = Struct("<i").unpack_from
 _U32 = Struct("<I").unpack_from
+_U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
 _TEXT = frozenset((str,))
 _PLAIN = {0x29: (), 0x4E: None, 0x88: True, 0x89: False}
@@ -45,7 +51,7 @@ _ODD_LINE = _ODD | {ord("\\")}
 
 
 def read_pickle(
-    source: Source, start: int = 0, *, on_build: "OnBuild | None" = None, field_names: "FieldNames | None" = None
+    source: Source, start: int = 0, *, on_build: OnBuild | None = None, field_names: FieldNames | None = None
 ) -> Pickle:
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
@@ -64,7 +70,7 @@ def read_pickle(
     return machine
 
 
-def read_as_far(source: Source, start: int = 0, *, on_build: "OnBuild | None" = None) -> Pickle:
+def read_as_far(source: Source, start: int = 0, *, on_build: OnBuild | None = None) -> Pickle:
     """
     Interpret a pickle as far as Python's unpickler could, which goes on where no tree can be given.
 
@@ -115,7 +121,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     data, pos, stack, marks = machine.data, machine.pos, machine.stack, machine.marks
     memo: Any = machine.memo
     following = machine.next_index()
-    rare, plain, odd, persistent_ids, on_build = RARE, _PLAIN, _ODD, machine.persistent_ids, machine.on_build
+    rare, plain, odd, persistent_ids, on_build = _RARE, _PLAIN, _ODD, machine.persistent_ids, machine.on_build
     calls, offsets, base = machine.calls, machine.call_offsets, machine.base
     builds, build_offsets, odd_keys = machine.builds, machine.build_offsets, machine.odd_keys
     names, opcodes = machine.field_names, machine.opcodes
@@ -325,3 +331,369 @@ def gc_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+# The opcodes that checkpoints rarely have, one function each
+
+
+_INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused
+_INDEX: Final = rb"\s*(\+?[0-9][0-9_]*|-[0_]+)\s*(?:\0|\Z)"
+"""What Python takes for an index of the memo: C ends a text at its first zero byte."""
+_MAX_INT_NBYTES: Final = 1024
+_ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
+OUTSIDE: Final = (Global, PersistentId, Unknown)
+"""What the process knows, and no pickle holds."""
+_ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
+
+
+def op_proto(machine: Machine) -> None:
+    before, machine.protocol = machine.protocol, machine.data[machine.pos]
+    if machine.base + machine.opcode != machine.start and before != machine.protocol:
+        machine.has_protocols = True
+    if machine.protocol > 5:
+        raise machine.malformed(f"protocol {machine.protocol}; the newest is 5")
+    machine.pos += 1
+
+
+def op_frame(machine: Machine) -> None:
+    nbytes = _U64(machine.data, machine.pos)[0]
+    end = machine.pos + 8 + nbytes
+    if machine.base + end > machine.source.nbytes and not machine.is_patient:
+        machine.pos = machine.opcode
+        raise machine.truncated(end)
+    if machine.frame_end is not None:
+        machine.note_split(machine.base + machine.opcode)
+    machine.pos += 8
+    machine.begin_frame(machine.base + end)
+
+
+def op_int(machine: Machine) -> None:
+    line = machine.line()
+    machine.push(line == b"01" if line in (b"00", b"01") else _decimal(machine, line))
+
+
+def _decimal(machine: Machine, digits: bytes) -> Inert:
+    digits = digits.strip()
+    if not re.fullmatch(_INTEGER, digits):
+        raise machine.malformed(f"not a number: {len(digits):,} characters")
+    _refuse_huge(machine, len(digits), "digits")
+    return int(digits)
+
+
+def _memo_index(machine: Machine) -> Inert:
+    line = machine.line()
+    if machine.is_patient and (found := re.match(_INDEX, line)):
+        index = int(found[1])
+        return index if index < 1 << 32 else f"{index:x}"  # larger numbers could be chosen to have one hash
+    index = _decimal(machine, line)
+    if not (isinstance(index, int) and 0 <= index < 1 << 32):
+        raise machine.malformed("a memo index that is not a number from 0 to 4,294,967,295")
+    return index
+
+
+def op_long4(machine: Machine) -> None:
+    nbytes = _I32(machine.data, machine.pos)[0]
+    if nbytes < 0:
+        raise machine.malformed(f"a number of {nbytes:,} bytes")
+    _refuse_huge(machine, nbytes, "bytes")
+    machine.push(_little_endian(machine.take(machine.pos + 4, nbytes)))
+
+
+def _little_endian(digits: bytes) -> int:
+    return int.from_bytes(digits, "little", signed=True)
+
+
+def _refuse_huge(machine: Machine, count: int, unit: str) -> None:
+    """Refuse numbers as nothing counts that far: to read one as text or to print it takes quadratic time."""
+    if count > _MAX_INT_NBYTES:
+        raise LimitExceeded(
+            f"a number of {count:,} {unit} at byte {machine.base + machine.opcode:,}; {_MAX_INT_NBYTES:,} are allowed",
+            offset=machine.base + machine.opcode,
+            needed=count,
+            actual=_MAX_INT_NBYTES,
+        )
+
+
+def op_string(machine: Machine) -> None:
+    line = machine.line().strip()
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+        raise machine.malformed("a string without quotes")
+    machine.push_line(_python2_text(machine, re.sub(_ESCAPES, lambda found: _meaning(found[0]), line[1:-1])))
+
+
+def op_binstring(machine: Machine) -> None:
+    nbytes = _I32(machine.data, machine.pos)[0]
+    if nbytes < 0:
+        raise machine.malformed(f"a string of {nbytes:,} bytes")
+    machine.push(_python2_text(machine, machine.string(4)))
+
+
+def op_binunicode8(machine: Machine) -> None:
+    begin = machine.pos + 8
+    text = str(machine.take(begin, _U64(machine.data, machine.pos)[0]), "utf-8", "surrogatepass")
+    machine.carry(machine.base + begin, text)
+    machine.push(text)
+
+
+def _named(machine: Machine) -> Global:
+    """Return the name that two lines say."""
+    module, name = machine.lines(2)
+    return machine.intern(str(module, "utf-8"), str(name, "utf-8"))
+
+
+def op_stack_global(machine: Machine) -> None:
+    module, name = machine.stack[-2:]
+    if isinstance(module, str) and isinstance(name, str):
+        found: Inert = machine.intern(module, name)
+    elif machine.is_patient:
+        found = _unknown(machine, "a name that is computed")
+    else:
+        raise machine.malformed("a global whose name is no string")
+    machine.stack[-2:] = [found]
+
+
+def _unknown(machine: Machine, why: str) -> Unknown:
+    found = Unknown(why)
+    machine.note("refers", found)
+    return found
+
+
+def _extension(width: int) -> Callable[[Machine], None]:
+    def op_extension(machine: Machine) -> None:
+        code = int.from_bytes(machine.data[machine.pos : machine.pos + width], "little")
+        what = f"extension code {code:,}"
+        _outside(machine, what, "only the process that wrote it knows its meaning", "unsafe-extension")
+        machine.pos += width
+
+    return op_extension
+
+
+def _outside(machine: Machine, what: str, why: str, kind: str) -> None:
+    """Push what only the process knows that unpickles."""
+    if not machine.is_patient:
+        offset = machine.base + machine.opcode
+        raise UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
+    machine.push(_unknown(machine, what))
+
+
+def op_obj(machine: Machine) -> None:
+    cls, *args = machine.pop_mark()
+    machine.push_call(Call(cls, tuple(args)))
+
+
+def op_newobj_ex(machine: Machine) -> None:
+    kwargs, args, cls = (machine.stack.pop() for _ in range(3))
+    machine.push_call(Call(cls, args, "newobj_ex", kwargs))
+
+
+def op_build(machine: Machine) -> None:
+    state, target = machine.stack.pop(), machine.stack[-1]
+    if isinstance(target, Call) and target.state is None:
+        target.state = state
+        machine.builds.append(target)
+        machine.build_offsets.append(machine.base + machine.opcode)
+        if machine.on_build is not None:
+            machine.stack[-1] = machine.on_build(machine, target)
+    elif isinstance(target, (Call, *OUTSIDE)) or not (machine.is_patient and _sets_nothing(state)):
+        what = "a second state for one object" if isinstance(target, Call) else "a state for what is no object"
+        machine.odd("sets", target, state, what, (Call, *OUTSIDE))
+
+
+def _sets_nothing(state: Inert) -> bool:
+    """Say whether Python takes a state for none, whatever it is for: alone, or as both parts of one."""
+    for part in state if type(state) is tuple and len(state) == 2 else (state,):
+        held = part.pairs if type(part) is Dict else part.items if type(part) is Set else part
+        if isinstance(held, (Call, *OUTSIDE)) or held:
+            return False
+    return True
+
+
+def op_persid(machine: Machine) -> None:
+    machine.push(PersistentId(str(machine.line(), "utf-8")))
+    machine.persistent_ids.append(machine.stack[-1])
+
+
+def op_pop(machine: Machine) -> None:
+    if machine.stack:
+        machine.stack.pop()
+    else:
+        machine.pop_mark()  # POP of a mark, as CPython allows
+
+
+def op_dup(machine: Machine) -> None:
+    machine.push(machine.stack[-1])
+    machine.doubled.append(machine.stack[-1])
+
+
+def op_get(machine: Machine) -> None:
+    index: Inert = _memo_index(machine)
+    memo: Inert = machine.memo
+    if type(index) is str and type(memo) is list:
+        raise KeyError(index)
+    machine.push(memo[index])
+
+
+def op_tuple3(machine: Machine) -> None:
+    machine.stack[-3:] = [(machine.stack[-3], machine.stack[-2], machine.stack[-1])]
+
+
+def _extend(machine: Machine, values: list[Inert]) -> None:
+    """Add values to what is on the stack."""
+    target = machine.stack[-1]
+    if isinstance(target, list):
+        target.extend(values)
+    elif isinstance(target, Call):
+        target.items = target.items or []
+        target.items.extend(values)
+    elif values or not machine.is_patient or isinstance(target, OUTSIDE):
+        machine.odd("adds", target, values, "items for something that is no list", (bytearray, *OUTSIDE))
+
+
+def op_setitem(machine: Machine) -> None:
+    value, key = machine.stack.pop(), machine.stack.pop()
+    _update(machine, machine.stack[-1], _pairs(machine, [key, value]))
+
+
+def op_setitems(machine: Machine) -> None:
+    flat = machine.pop_mark()
+    if machine.is_patient and len(flat) % 2:  # Python sets the whole pairs first
+        _update(machine, machine.stack[-1], _pairs(machine, flat[:-1]))
+    _update(machine, machine.stack[-1], _pairs(machine, flat))
+
+
+def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
+    if isinstance(target, Dict):
+        target.update(pairs)
+    elif isinstance(target, Call):
+        target.pairs = target.pairs or []
+        target.pairs.extend(pairs)
+    elif pairs or not machine.is_patient or isinstance(target, OUTSIDE):
+        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *OUTSIDE))
+
+
+def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
+    if len(flat) % 2:
+        raise machine.malformed(f"a dict of {len(flat):,} keys and values")
+    machine.odd_keys += (key for key in flat[::2] if type(key) is not str)
+    return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no room to spare
+
+
+def op_empty_set(machine: Machine) -> None:
+    machine.empty += 1
+    machine.push(Set(NO_ITEMS))
+
+
+def op_additems(machine: Machine) -> None:
+    values, target = machine.pop_mark(), machine.stack[-1]
+    machine.odd_keys += (one for one in values if type(one) is not str)
+    if isinstance(target, Set):
+        target.update(values)
+    else:
+        _extend(machine, values)
+
+
+def op_frozenset(machine: Machine) -> None:
+    values = machine.pop_mark()
+    machine.odd_keys += (one for one in values if type(one) is not str)
+    machine.push(Set(values or NO_ITEMS, frozen=True))
+
+
+def op_unknown(machine: Machine) -> None:
+    raise machine.malformed(f"0x{machine.data[machine.opcode]:02x} is not a pickle opcode")
+
+
+def _python2_text(machine: Machine, data: bytes) -> str | bytes:
+    """Return what a Python 2 ``str`` was: text where it can be, else the bytes (numpy put raw data into them)."""
+    machine.has_old_strings = True
+    machine.has_other_text = machine.has_other_text or not data.isascii()
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+@cache  # of the thousand or so that there are
+def _meaning(escape: bytes) -> bytes:
+    """Return the byte that an escape means in a string of Python 2."""
+    kind = escape[1]
+    if kind == ord("\n"):  # a line that goes on
+        return b""
+    if kind == ord("x"):
+        return bytes.fromhex(str(escape[2:], "ascii"))
+    if kind in b"01234567":
+        return bytes([int(escape[1:], 8) & 0xFF])
+    return bytes([_ESCAPED.get(kind, kind)])
+
+
+def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machine], None]:
+    """
+    Let a patient machine go on where Python may: what one line says may be sound for it though it is not for us.
+
+    What does not begin like ``sound`` is so for nobody.
+    """
+
+    def run(machine: Machine) -> None:
+        begin = machine.pos
+        try:
+            step(machine)
+        except (MalformedFile, ValueError):
+            line = machine.data[begin : machine.pos].removesuffix(b"\n")
+            if not machine.is_patient or machine.pos == begin or not re.match(sound, line, re.DOTALL | re.IGNORECASE):
+                raise
+            machine.push(Unknown("a malformed value"))
+
+    return run
+
+
+_OPCODES: Final[dict[int, Callable[[Machine], object]]] = {
+    0x80: op_proto,
+    0x95: op_frame,
+    ord("I"): _patiently(op_int, rb"\s*[+-]?[0-9]|\0|\Z"),
+    ord("L"): _patiently(
+        lambda machine: machine.push(_decimal(machine, machine.line().removesuffix(b"L"))), rb"\s*[+-]?[0-9]"
+    ),
+    0x8A: lambda machine: machine.push(_little_endian(machine.take(machine.pos + 1, machine.data[machine.pos]))),
+    0x8B: op_long4,
+    ord("F"): _patiently(lambda machine: machine.push(float(machine.line())), rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
+    ord("S"): _patiently(op_string, rb"\s*([\'\"]).*\1\s*\Z"),
+    ord("T"): op_binstring,
+    ord("U"): lambda machine: machine.push(_python2_text(machine, machine.string(1))),
+    ord("V"): lambda machine: machine.push_line(str(machine.line(), "raw-unicode-escape")),
+    0x8D: op_binunicode8,
+    ord("B"): lambda machine: machine.push(machine.string(4)),
+    0x8E: lambda machine: machine.push(machine.string(8)),
+    ord("C"): lambda machine: machine.push(machine.string(1)),
+    0x96: lambda machine: machine.push(bytearray(machine.string(8))),
+    0x97: lambda machine: _outside(
+        machine, "an out-of-band buffer", "the data was never in this file", "unsafe-buffer"
+    ),
+    0x98: lambda _: None,
+    ord("c"): lambda machine: machine.push(_named(machine)),
+    0x93: op_stack_global,
+    0x82: _extension(1),
+    0x83: _extension(2),
+    0x84: _extension(4),
+    ord("i"): lambda machine: machine.push_call(Call(_named(machine), tuple(machine.pop_mark()))),
+    ord("o"): op_obj,
+    0x92: op_newobj_ex,
+    ord("b"): op_build,
+    ord("P"): op_persid,
+    ord("0"): op_pop,
+    ord("1"): lambda machine: machine.pop_mark(),
+    ord("2"): op_dup,
+    ord("g"): op_get,
+    ord("p"): lambda machine: machine.put(_memo_index(machine), machine.stack[-1]),
+    0x87: op_tuple3,
+    ord("l"): lambda machine: machine.push(machine.pop_mark()),
+    0x8F: op_empty_set,
+    ord("a"): lambda machine: _extend(machine, [machine.stack.pop()]),
+    ord("e"): lambda machine: _extend(machine, machine.pop_mark()),
+    ord("d"): lambda machine: machine.push(Dict(_pairs(machine, machine.pop_mark()) or None)),
+    ord("s"): op_setitem,
+    ord("u"): op_setitems,
+    0x90: op_additems,
+    0x91: op_frozenset,
+}
+
+_RARE: Final = [_OPCODES.get(op, op_unknown) for op in range(256)]
+"""The function for each opcode, by its byte."""
