@@ -71,10 +71,12 @@ def test_the_arrays_are_the_weights(writer: str, tree: str) -> None:
         assert torch.equal(loaded[name], expected), name
 
 
-def test_arrays_that_are_one_are_tied() -> None:
-    loaded = ckptool.load(pickle.dumps(ARRAYS))
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_arrays_that_are_one_are_tied_and_keep_their_memory_order(protocol: int) -> None:
+    loaded = ckptool.load(pickle.dumps(ARRAYS, protocol))
 
     assert loaded["tied"].data_ptr() == loaded["rows"].data_ptr()
+    assert loaded["columns"].stride() == torch.from_numpy(ARRAYS["columns"]).stride()
 
 
 def test_arrays_that_are_equal_are_not_tied(tmp_path: Path) -> None:
@@ -112,12 +114,6 @@ def test_arrays_that_repeat_far_more_bytes_than_there_are_are_not_loaded() -> No
     with pytest.raises(ckptool.LimitExceeded, match="its tensors repeat them"):
         ckptool.load(data)
     assert len(ckptool.load(data, include=["1*.weight"])) == 11
-
-
-def test_memory_order_is_kept() -> None:
-    loaded = ckptool.load(pickle.dumps(ARRAYS, 5))
-
-    assert loaded["columns"].stride() == torch.from_numpy(ARRAYS["columns"]).stride()
 
 
 @pytest.mark.parametrize("target", ["x.safetensors", "x.pth"])

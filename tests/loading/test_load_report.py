@@ -86,18 +86,6 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return model.state_dict(keep_vars=True)
 
 
-def test_the_optimizer_is_told(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.pth")
-
-    report = ckptool.load_into(model, tmp_path / "x.pth", optimizer=optimizer)
-
-    assert str(report).splitlines()[1] == "  optimizer state of 2 parameters"
-
-
 def test_a_reload_a_change_and_a_cost_read_well(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     saved(LeNet().state_dict(), path)

@@ -233,14 +233,3 @@ def test_a_disk_that_fails_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ckptool.FileUnavailable) as caught:
             call()
         assert caught.value.path == str(path)
-
-
-def test_no_room_for_a_mapping_means_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.pth"
-    saved({"a": torch.arange(5.0)}, path)
-
-    def refuse(self: FileSource) -> Any:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(FileSource, "map", refuse)
-    assert ckptool.load(path, mmap=True)["a"].tolist() == [0, 1, 2, 3, 4]
