@@ -89,11 +89,15 @@ def test_parameters_and_buffers_are_told_apart(saved: Path, model: str, containe
     assert kinds == ["parameter" if row["parameter"] else "buffer" for row in expected(saved, model)]
 
 
-@pytest.mark.parametrize("container", ["zip", "legacy", "pickle"])
-def test_what_a_state_dict_leaves_out_is_kept_as_attributes(saved: Path, container: str) -> None:
+@each("container", CONTAINERS)
+def test_what_a_state_dict_leaves_out_is_kept_and_every_name_that_is_imported_listed(
+    saved: Path, container: str
+) -> None:
     with opened(saved, "odd", container) as checkpoint:
         assert {"hidden", "plain", "several.0", "several.1.deep"} <= set(checkpoint.attributes)
         assert checkpoint.attributes["plain"].read() == bytes.fromhex("00004040" * 2)
+        names = {str(found) for found in checkpoint.globals}
+    assert {f"{STRANGER}.Odd", "torch.nn.modules.linear.Linear", "torch._utils._rebuild_parameter"} <= names
 
 
 @pytest.mark.parametrize("model", ["net", "tied", "data_parallel", "compiled", "traced", "averaged", "distributed"])
@@ -130,14 +134,17 @@ def test_a_method_saved_instead_of_its_result_is_rescued_and_told_of(saved: Path
         assert checkpoint.form == "model"
 
 
-def test_classes_outside_torch_are_named_since_they_may_save_more(saved: Path) -> None:
-    with opened(saved, "with_extra_state", "zip") as checkpoint:
-        ((_, walk),) = checkpoint.walks
+def test_classes_outside_torch_are_named_since_they_may_save_more_and_hooks_that_change_no_name_are_not(
+    saved: Path,
+) -> None:
+    for model, classes in (("with_extra_state", [f"{STRANGER}.WithExtraState"]), ("normed", [])):
+        with opened(saved, model, "zip") as checkpoint:
+            ((_, walk),) = checkpoint.walks
+        assert walk.foreign_classes == classes
+    assert (walk.hooks, walk.unlisted) == ([], [])
 
-    assert walk.foreign_classes == [f"{STRANGER}.WithExtraState"]
 
-
-@pytest.mark.parametrize("container", CONTAINERS)
+@each("container", CONTAINERS)
 def test_state_dict_hooks_are_named_with_their_class(saved: Path, container: str) -> None:
     with opened(saved, "renaming", container) as checkpoint:
         ((_, walk),) = checkpoint.walks
@@ -147,14 +154,7 @@ def test_state_dict_hooks_are_named_with_their_class(saved: Path, container: str
     assert "rename" in walk.hooks[0][2]
 
 
-def test_hooks_that_change_no_name_are_no_doubt(saved: Path) -> None:
-    with opened(saved, "normed", "zip") as checkpoint:
-        ((_, walk),) = checkpoint.walks
-
-    assert (walk.hooks, walk.unlisted, walk.foreign_classes) == ([], [], [])
-
-
-@pytest.mark.parametrize("container", CONTAINERS)
+@each("container", CONTAINERS)
 def test_wrappers_for_activation_checkpointing_are_named(saved: Path, container: str) -> None:
     with opened(saved, "activation_checkpointed", container) as checkpoint:
         ((_, walk),) = checkpoint.walks
@@ -173,11 +173,3 @@ def test_legacy_files_show_the_source_of_their_classes(saved: Path, container: s
     assert f"{STRANGER}.Odd" in sources
     assert sources[f"{STRANGER}.Odd"].path.endswith(f"{STRANGER}.py")
     assert sources[f"{STRANGER}.Odd"].text.startswith("class Odd(nn.Module):")
-
-
-@pytest.mark.parametrize("container", CONTAINERS)
-def test_every_name_that_unpickling_would_have_imported_is_listed(saved: Path, container: str) -> None:
-    with opened(saved, "odd", container) as checkpoint:
-        names = {str(found) for found in checkpoint.globals}
-
-    assert {f"{STRANGER}.Odd", "torch.nn.modules.linear.Linear", "torch._utils._rebuild_parameter"} <= names

@@ -306,10 +306,13 @@ def test_wrappers_make_no_other_digest_of_weights_that_hooks_take(tmp_path: Path
 
 
 @every_commit
-def test_what_comes_from_the_meta_device_is_of_the_type_asked_for(commit: Commit, files: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("meta", [True, False])
+def test_what_comes_from_the_meta_device_is_of_the_type_asked_for_and_else_the_model_s(
+    meta: bool, commit: Commit, files: tuple[Path, Path]
+) -> None:
     plain = LiveModel(LeNet().eval(), files[0]).digest
-    with torch.device("meta"):
-        model = LeNet().eval()
+    with torch.device("meta" if meta else where.device):
+        model = LeNet().to(torch.float32 if meta else torch.bfloat16).eval()
     live = LiveModel(model, files[0], commit=commit, dtype=torch.bfloat16, map_location=where.device)
 
     for number in (1, 2):  # a model keeps its type
@@ -548,14 +551,6 @@ def test_a_file_that_changes_afterwards_and_an_exception_inside_the_model_change
 
     assert not thread.is_alive()
     assert torch.equal(live(IMAGES), lenet(2)(IMAGES))
-
-
-def test_other_types_are_cast_to_the_model_s(files: tuple[Path, Path]) -> None:
-    for commit in COMMITS:
-        live = LiveModel(LeNet().bfloat16().to(where.device), files[0], commit=commit)
-        live.reload(files[1])
-        wanted = {name: tensor.bfloat16() for name, tensor in lenet(2).state_dict().items()}
-        assert_same(live.model.state_dict(), wanted)
 
 
 # Watching

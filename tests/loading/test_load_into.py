@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +18,7 @@ from ckptool.reference.nets import MLP, CifarNet, LeNet, TiedReader
 from ckptool.reference.trainer import wrap
 from ckptool.sources.files import FileSource
 from tests import where
-from tests.loading.same import assert_same, descriptors, saved
+from tests.loading.same import assert_same, saved
 from tests.scale import in_turn, some
 
 pytestmark = pytest.mark.usefixtures("built_there")
@@ -238,23 +237,17 @@ def test_wrappers_and_prefixes_on_either_side_are_seen_through(how: str, directi
 
 
 @where.on_any
-def test_a_prefix_is_not_guessed_where_names_are_left_over(tmp_path: Path) -> None:
-    content = {f"model.{name}": tensor for name, tensor in LeNet().state_dict().items()}
-    saved(content | {"loss.weight": torch.ones(3)}, tmp_path / "x.pth")
-
-    with pytest.raises(ckptool.KeyMismatch) as caught:
-        fill(LeNet(), tmp_path / "x.pth")
-
-    assert (caught.value.missing, caught.value.unexpected) == ((), ("loss.weight",))
-    assert caught.value.hint == "Load what fits with ckptool.load_into(model, path, strict=False)."
-
-
-@where.on_any
-def test_without_strict_a_prefix_that_all_of_the_model_needs_comes_off(tmp_path: Path) -> None:
+def test_where_names_are_left_over_a_prefix_that_all_of_the_model_needs_comes_off_without_strict(
+    tmp_path: Path,
+) -> None:
     source, model = LeNet(), LeNet()
     content = {f"model.{name}": tensor for name, tensor in source.state_dict().items()}
     saved(content | {"loss.weight": torch.ones(3)}, tmp_path / "x.pth")
 
+    with pytest.raises(ckptool.KeyMismatch) as caught:
+        fill(model, tmp_path / "x.pth")
+    assert (caught.value.missing, caught.value.unexpected) == ((), ("loss.weight",))
+    assert caught.value.hint == "Load what fits with ckptool.load_into(model, path, strict=False)."
     report = fill(model, tmp_path / "x.pth", strict=False)
 
     assert_same(model.state_dict(), source.state_dict())
@@ -536,22 +529,12 @@ def test_of_several_candidates_the_one_that_fits_is_taken(tmp_path: Path) -> Non
         model = build()
         assert fill(model, tmp_path / "x.pth").key == key
         assert_same(model.state_dict(), sources[key])
-    with pytest.raises(ckptool.KeyMismatch):
+    with pytest.raises(ckptool.KeyMismatch, match="no state dict fits the model: several") as caught:
         fill(TiedReader(), tmp_path / "x.pth")
+    all_of_them = "; or all of them, with names from the top: `key='(all)'`"
+    assert caught.value.hint == f"Pick one with `key=`: 'netG', 'netD', 'with hooks'{all_of_them}"
     with pytest.raises(ckptool.KeyMismatch):
         fill(LeNet(), tmp_path / "x.pth", key="netD")
-
-
-@where.on_any
-def test_one_that_fits_is_taken_and_without_one_the_candidates_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "x.pth"
-    saved({"a": LeNet().state_dict(), "b": LeNet().state_dict(), "c": torch.nn.Linear(2, 3).state_dict()}, path)
-
-    assert fill(torch.nn.Linear(2, 3), path).key == "c"
-    with pytest.raises(ckptool.KeyMismatch, match="no state dict fits the model: several") as caught:
-        fill(torch.nn.Linear(3, 3), path)
-    all_of_them = "; or all of them, with names from the top: `key='(all)'`"
-    assert caught.value.hint == f"Pick one with `key=`: 'a', 'b', 'c'{all_of_them}"
 
 
 @where.on_any
@@ -725,16 +708,21 @@ def test_a_load_that_fails_changes_nothing(name: str, meta: bool, tmp_path: Path
 
 
 @where.on_any
-def test_names_that_are_near_are_named(tmp_path: Path) -> None:
-    renamed = {name.replace("fc1", "fc_one"): tensor for name, tensor in LeNet().state_dict().items()}
-    saved(renamed, tmp_path / "x.pth")
+def test_names_that_are_near_and_shapes_that_differ_are_named(tmp_path: Path) -> None:
+    state = LeNet().state_dict()
+    saved({name.replace("fc1", "fc_one"): tensor for name, tensor in state.items()}, tmp_path / "x.pth")
+    saved(state | {"out.bias": torch.ones(11)}, tmp_path / "y.pth")
 
     with pytest.raises(ckptool.KeyMismatch) as caught:
         fill(LeNet(), tmp_path / "x.pth")
+    with pytest.raises(ckptool.ShapeMismatch) as other:
+        fill(LeNet(), tmp_path / "y.pth", strict=False)
 
     assert "fc1.weight (nearest: fc_one.weight)" in str(caught.value)
     assert caught.value.missing == ("fc1.weight", "fc1.bias")
     assert caught.value.unexpected == ("fc_one.weight", "fc_one.bias")
+    assert "out.bias [11], the model has [10]" in str(other.value)
+    assert other.value.reshaped == (("out.bias", (10,), (11,)),)
 
 
 @where.on_any
@@ -752,17 +740,6 @@ def test_a_model_whose_library_has_other_names_in_files_is_told_who_knows_them(t
 
 
 @where.on_any
-def test_shapes_that_differ_are_named(tmp_path: Path) -> None:
-    saved(LeNet().state_dict() | {"out.bias": torch.ones(11)}, tmp_path / "x.pth")
-
-    with pytest.raises(ckptool.ShapeMismatch) as caught:
-        fill(LeNet(), tmp_path / "x.pth", strict=False)
-
-    assert "out.bias [11], the model has [10]" in str(caught.value)
-    assert caught.value.reshaped == (("out.bias", (10,), (11,)),)
-
-
-@where.on_any
 def test_a_model_that_one_address_of_stands_for_many_elements_is_refused(tmp_path: Path) -> None:
     saved({"a": torch.ones(3), "b": torch.ones(3, 2)}, tmp_path / "x.pth")
     model = nn.Module()
@@ -772,20 +749,6 @@ def test_a_model_that_one_address_of_stands_for_many_elements_is_refused(tmp_pat
     with pytest.raises(ckptool.UnsupportedFeature):
         fill(model, tmp_path / "x.pth")
     assert model.a.eq(0).all()
-
-
-@where.on_any
-def test_loading_many_times_leaves_no_descriptor_and_no_thread_behind(tmp_path: Path) -> None:
-    saved(CifarNet().state_dict(), tmp_path / "x.pth")
-    model = CifarNet()
-    fill(model, tmp_path / "x.pth")
-    before = descriptors(), threading.active_count()
-
-    for _ in range(20):
-        fill(model, tmp_path / "x.pth")
-
-    after = descriptors(), threading.active_count()
-    assert after == before
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -314,12 +314,9 @@ def test_a_model_is_not_touched_where_there_is_no_room(checkpoint: Path, monkeyp
 
 
 def test_prediction_reads_the_index_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ckptool.predict_memory(checkpoint, "meta") == (0, 0, 0, 0)
     monkeypatch.setattr(torch, "empty", None)
     monkeypatch.setattr(torch, "frombuffer", None)
 
     assert ckptool.predict_memory(checkpoint, mmap=False).host_nbytes == WEIGHTS_NBYTES
     assert ckptool.predict_memory(checkpoint, key="model").mapped_nbytes == WEIGHTS_NBYTES
-
-
-def test_prediction_for_meta_is_nothing(checkpoint: Path) -> None:
-    assert ckptool.predict_memory(checkpoint, "meta") == (0, 0, 0, 0)

@@ -103,6 +103,5 @@ def test_the_token_is_for_the_hub_alone(hub: Server) -> None:
 
 
 def test_nobody_signs_in_who_shall_not(hub: Server) -> None:
-    with open_checkpoint(Remote("hf://org/net", endpoint=hub.url, anonymous=True)) as found:
-        assert len(found.tensors) == 200
+    open_checkpoint(Remote("hf://org/net", endpoint=hub.url, anonymous=True)).close()
     assert set(hub.tokens) == {None}  # type: ignore[attr-defined]

@@ -29,6 +29,7 @@ from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
 from ckptool.sources.source import BytesSource, SliceSource, StreamSource
 from tests import build
+from tests.each import each
 from tests.missing import on_windows, replace_open
 from tests.process import open_descriptors
 from tests.scale import exhaustive, times
@@ -82,7 +83,7 @@ def test_a_pipe_never_hangs(tmp_path: Path) -> None:
 DEVICES = ["NUL", "nul.pth", r"\\.\NUL"] if os.name == "nt" else ["/dev/zero", "/dev/null", "/dev/urandom"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@each("device", DEVICES)
 def test_a_device_is_named(device: str) -> None:
     assert unavailable(device).kind == "not-a-file"
 
@@ -168,13 +169,6 @@ def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
         with pytest.raises(FileUnavailable) as caught:
             FileSource(str(path))
         assert caught.value.kind == kind
-
-
-def test_files_are_opened_so_that_child_processes_do_not_get_them(path: Path) -> None:
-    source = FileSource(str(path))
-
-    assert not os.get_inheritable(source.fileno())
-    source.close()
 
 
 # Reading
@@ -280,23 +274,17 @@ def test_checkpoints_open_from_bytes_and_file_objects(origin: BinaryIO) -> None:
         assert checkpoint.path in ("<bytes>", "<stream>")
 
 
-def test_a_file_object_shows_its_name_and_stays_open(checkpoint_path: Path) -> None:
+def test_text_is_a_path_bytes_are_contents_and_a_file_object_shows_its_name_and_stays_open(
+    checkpoint_path: Path,
+) -> None:
+    with pytest.raises(CkptoolError):
+        open_checkpoint(os.fsencode(checkpoint_path))
     with checkpoint_path.open("rb") as file:
-        with open_checkpoint(file) as checkpoint:
-            assert checkpoint.path == str(checkpoint_path)
-            checkpoint.tensors["w"].read()
+        for origin in (str(checkpoint_path), checkpoint_path, file):
+            with open_checkpoint(origin) as checkpoint:
+                assert checkpoint.path == str(checkpoint_path)
+                checkpoint.tensors["w"].read()
         assert not file.closed
-
-
-@pytest.mark.parametrize("form", [str, Path, os.fsencode], ids=["str", "Path", "bytes"])
-def test_paths_of_text_are_paths_and_bytes_are_contents(checkpoint_path: Path, form: Callable[[Path], object]) -> None:
-    origin = form(checkpoint_path)
-
-    if isinstance(origin, bytes):
-        with pytest.raises(CkptoolError):
-            open_checkpoint(origin)
-    else:
-        assert open_checkpoint(origin).path == str(checkpoint_path)  # type: ignore[arg-type]
 
 
 # Files that change
@@ -534,6 +522,7 @@ def test_closing_from_two_threads_closes_one_descriptor(path: Path, monkeypatch:
         thread.join()
 
     number = source.fileno()
+    assert not os.get_inheritable(number)  # child processes do not get it
     monkeypatch.setattr(os, "close", close)
     source.close()
     monkeypatch.undo()
@@ -614,13 +603,6 @@ def test_a_path_with_the_member_mark_that_exists_is_a_path(tmp_path: Path) -> No
     assert exists(str(odd))
     with open_checkpoint(odd) as checkpoint:
         assert (checkpoint.member, list(checkpoint.tensors)) == (None, ["w"])
-
-
-def test_open_source_never_reads(tmp_path: Path, checkpoint_path: Path) -> None:
-    source, shown = open_source(checkpoint_path)
-
-    assert (source.nbytes, shown) == (len(CHECKPOINT), str(checkpoint_path))
-    source.close()
 
 
 @pytest.mark.parametrize("origin", [None, 3, io.StringIO("text")], ids=["none", "number", "text"])

@@ -24,25 +24,22 @@ def cut(tmp_path: Path, shape: tuple[int, ...], boxes: list[Box]) -> Cut:
 
 
 @pytest.mark.parametrize(
-    ("shape", "boxes", "along", "text"),
+    ("shape", "boxes", "along", "text", "files"),
     [
-        ((12, 8), rows((12, 8), 3), 0, "3 along 0"),
-        ((6, 8), columns((6, 8), 4), 1, "4 along 1"),
-        ((12, 8), GRID, None, "3 boxes"),
-        ((12, 8), [((0, 0), (12, 8))], None, "1"),
-        ((), [((), ())], None, "1"),
-        ((0, 4), [((0, 0), (0, 4))], None, "0"),
+        ((12, 8), rows((12, 8), 3), 0, "3 along 0", 3),
+        ((6, 8), columns((6, 8), 4), 1, "4 along 1", 3),
+        ((12, 8), GRID, None, "3 boxes", 3),
+        ((12, 8), [((0, 0), (12, 8))], None, "1", 1),
+        ((), [((), ())], None, "1", 1),
+        ((0, 4), [((0, 0), (0, 4))], None, "0", 0),
     ],
 )
-def test_a_cut_says_how_many_and_along_what(
-    shape: tuple[int, ...], boxes: list[Box], along: int | None, text: str, tmp_path: Path
+def test_a_cut_says_how_many_and_along_what_and_names_each_file_once(
+    shape: tuple[int, ...], boxes: list[Box], along: int | None, text: str, files: int, tmp_path: Path
 ) -> None:
     found = cut(tmp_path, shape, boxes)
     assert (found.along, str(found), found.is_flat) == (along, text, False)
-
-
-def test_the_files_are_named_once_in_the_order_of_the_pieces(tmp_path: Path) -> None:
-    assert cut(tmp_path, (12, 8), rows((12, 8), 4)).files == ("__0_0.distcp", "__1_0.distcp", "__2_0.distcp")
+    assert found.files == tuple(f"__{number}_0.distcp" for number in range(files))
 
 
 def test_a_tensor_that_was_flattened_is_cut_into_runs() -> None:
