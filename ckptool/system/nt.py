@@ -272,12 +272,8 @@ def physical_memory() -> tuple[int | None, int | None]:
     return found[2], found[1]
 
 
-def new_memory(nbytes: int, *, in_large_pages: bool = False) -> mmap.mmap:  # noqa: ARG001
+def new_memory(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, nbytes)
-
-
-def populate(address: int, nbytes: int) -> None:
-    pass
 
 
 def _memory() -> ctypes.Array[ctypes.c_uint64]:

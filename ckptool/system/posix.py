@@ -9,7 +9,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from struct import pack
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,6 @@ _PROBE_NBYTES = 1 << 16
 """What is cloned to see whether it can be: whole blocks."""
 _MOST_NBYTES = 0x7FFFF000
 """What one call transfers at most on Linux; on macOS more than 2 GiB are an error."""
-_MADV_POPULATE_WRITE = 23
-"""Linux 5.14, include/uapi/asm-generic/mman-common.h; older ones refuse it, and go on as they are."""
 _FLAGS = 16
 """Where f_flags is in the struct statfs of macOS, in words of four bytes; see statfs(2)."""
 _MNT_LOCAL = 0x1000
@@ -190,39 +187,19 @@ def _pages(name: str) -> int | None:
         return None
 
 
-def new_memory(nbytes: int, *, in_large_pages: bool = False) -> mmap.mmap:
+def new_memory(nbytes: int) -> mmap.mmap:
     """
     Return memory that goes back to the system, all of it, when it is given up; raise OSError if there is not so much.
 
-    It takes far less time to fill in large pages, where the system has such.
+    It is in large pages where the system has such: they take far less time to fill.
     """
     import mmap
 
     found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if in_large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             found.madvise(mmap.MADV_HUGEPAGE)
     return found
-
-
-def populate(address: int, nbytes: int) -> None:
-    """Fault in the pages of new memory at once: one by one, when touched, takes about as long as the reading."""
-    madvise, page = _madvise()
-    if madvise is not None and address % page == 0:
-        madvise(address, nbytes, _MADV_POPULATE_WRITE)  # if it fails they come one by one
-
-
-@cache
-def _madvise() -> tuple[Callable[[int, int, int], int] | None, int]:
-    """Return the system's own, and the size of a page: unlike mmap's, ctypes lets other threads run meanwhile."""
-    found, page = None, 1
-    if sys.platform == "linux":
-        import ctypes  # only who loads needs it
-        import mmap
-
-        found, page = ctypes.CDLL(None).madvise, mmap.PAGESIZE
-        found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found, page
 
 
 # Writing

@@ -31,8 +31,6 @@ PIECE: Final = 16 << 20
 _RETURNED = 4 << 20
 """From this size on, memory is mapped for itself."""
 _MOST_THREADS = 4
-_STEP = 1 << 20
-"""What a thread reads after its pages were made, while they are in the cache."""
 
 
 class Range(NamedTuple):
@@ -140,13 +138,7 @@ class HostMemory(Memory):
 
 
 def _read(one: Range) -> int:
-    buffer = buffer_of(one.memory)
-    step = PIECE if file_under(one.source, one.offset) is None else _STEP  # of a tensor in pieces, little each
-    for start in range(0, len(buffer), step):
-        part = buffer[start : start + step]
-        if len(part) == step:
-            system.populate(one.memory.data_ptr() + start, step)
-        one.source.read_into(one.offset + start, part)
+    one.source.read_into(one.offset, buffer_of(one.memory))
     return one.memory.nbytes
 
 

@@ -77,7 +77,7 @@ def memory_of(nbytes: int) -> memoryview:
     if nbytes < _LARGE_NBYTES:
         return memoryview(bytearray(nbytes))
     try:
-        return memoryview(system.new_memory(nbytes, in_large_pages=True))
+        return memoryview(system.new_memory(nbytes))
     except OSError as error:
         raise OutOfMemory(f"no {nbytes:,} bytes of memory are free", needed=nbytes) from error
 
