@@ -266,14 +266,11 @@ def chosen_weights(
     if not allow_missing:
         refuse_slice(checkpoint, weights)
         refuse_incomplete(checkpoint, state_dict)
-    if lacking := not_averaged(checkpoint, state_dict):
-        logger.warning("%s: %s", checkpoint.path, show(lacking))
-    if beside := left_beside(checkpoint, key, state_dict):
-        logger.warning("%s: %s", checkpoint.path, show(beside))
-    if halves := halves_alone(state_dict):
-        logger.warning("%s: %s", checkpoint.path, show(halves.fact))
-    for what in (remark.what for remark in checkpoint.remarks if remark.code in ("CK123", "CK127", "CK145")):
-        logger.warning("%s: %s", checkpoint.path, show(what))
+    halves = halves_alone(state_dict)
+    facts = [not_averaged(checkpoint, state_dict), left_beside(checkpoint, key, state_dict), halves and halves.fact]
+    facts += [remark.what for remark in checkpoint.remarks if remark.code in ("CK123", "CK127", "CK145")]
+    for fact in filter(None, facts):
+        logger.warning("%s: %s", checkpoint.path, show(fact))
     rules: tuple[renaming.Rule, ...] = ()
     if strip is not None:
         rules = (renaming.strip_wrappers if strip == "wrappers" else renaming.strip_module,)

@@ -135,9 +135,10 @@ def load_into(
         through = partial(choice.through_own_code, load.through_own_code, strict=strict)
         report = load.planned(*targets) if targets is not None else through()
         report = report._replace(also_under=checkpoint.also_under(report.key))
-        if state is not None:
-            state.apply()
-            report = report._replace(optimizer=state.parameters)
+        if optimizer is not None and state is not None:
+            # torch moves each tensor to the device and type of its parameter.
+            in_own_thread(partial(optimizer.load_state_dict, state))
+            report = report._replace(optimizer=len(state["state"]))
     return _logged(report)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -37,22 +37,9 @@ _BY_SETTING: Final = {"amsgrad": "max_exp_avg_sq", "momentum": "momentum_buffer"
 """What they read besides where a group has a setting."""
 
 
-class OptimizerState(NamedTuple):
-    """A state that fits an optimizer."""
-
-    optimizer: torch.optim.Optimizer
-    state: dict[str, Any]
-    parameters: int
-    """How many parameters it has something of."""
-
-    def apply(self) -> None:
-        """Put it in; torch moves each tensor to the device and type of its parameter."""
-        in_own_thread(lambda: self.optimizer.load_state_dict(self.state))
-
-
 def read_optimizer(
     checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, mmap: Mmap
-) -> OptimizerState:
+) -> dict[str, Any]:
     """
     Return the state that a checkpoint has for the optimizer of a model; ``mmap`` says whether its tensors may be views
     of the file.
@@ -80,7 +67,7 @@ def read_optimizer(
     if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
         what = "the optimizer has no parameter of the model"
         raise KeyMismatch(what, kind="which-optimizer", hint="Build it over the parameters of this model.")
-    return OptimizerState(optimizer, state, len(state["state"]))
+    return state
 
 
 def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:

@@ -125,19 +125,12 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
 class FarFolder(FolderSource):
     """A prefix. Its files share threads and memory; a change of one since it was listed is an error."""
 
-    def __init__(
-        self,
-        remote: Remote,
-        listing: Listing,
-        cancellation: Cancellation | None = None,
-        shared: Fetchers | None = None,
-    ) -> None:
+    def __init__(self, remote: Remote, listing: Listing, cancellation: Cancellation | None = None) -> None:
         check_cancelled(cancellation)
         self._remote = remote
         self._prefix = remote.partition("://")[2].partition("/")[2]
         self._listing = listing
-        self._owned = Fetchers(remote.connections) if shared is None else None
-        self._fetchers = shared or cast("Fetchers", self._owned)
+        self._fetchers = Fetchers(remote.connections)
         self._begin(remote.shown.rstrip("/"), cancellation)
 
     def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -222,5 +215,4 @@ class FarFolder(FolderSource):
         self._is_closed = True
         for one in (*self._opened.values(), *self._others):
             one.close()
-        if self._owned is not None:
-            self._owned.close()
+        self._fetchers.close()

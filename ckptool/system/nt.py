@@ -294,7 +294,7 @@ def open_nameless(folder: str, mode: int) -> int | None:  # noqa: ARG001
     return None
 
 
-def open_appending(path: str, mode: int) -> int:  # noqa: ARG001
+def open_appending(path: str) -> int:
     return _descriptor(_created(path, _READ | _WRITE, _OPEN_ALWAYS), os.O_RDWR | os.O_APPEND)
 
 

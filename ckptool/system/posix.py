@@ -221,9 +221,9 @@ def open_nameless(folder: str, mode: int) -> int | None:
     return None
 
 
-def open_appending(path: str, mode: int) -> int:
+def open_appending(path: str) -> int:
     """Return a descriptor of a file, a new one if there is none, to be read and appended to."""
-    return os.open(path, _NEW | os.O_CREAT | os.O_APPEND, mode)
+    return os.open(path, _NEW | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 def open_writing(path: str) -> int:

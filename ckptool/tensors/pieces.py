@@ -18,7 +18,7 @@ from zlib import crc32
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import CkptoolError, DamagedFile, Failure, LimitExceeded, MalformedFile
-from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.limits import DEFAULT_LIMITS
 from ckptool.sources.checksums import PIECE_NBYTES, checksum_of_range, joined_crc32
 from ckptool.sources.checksums import pieces as parts_of_file
 from ckptool.sources.files import FileSource, file_under
@@ -204,7 +204,6 @@ class PiecesSource(Source):
         "_boxes",
         "_given",
         "_infos",
-        "_limits",
         "_pieces",
         "cancellation",
         "dtype",
@@ -225,7 +224,6 @@ class PiecesSource(Source):
         cancellation: Cancellation | None = None,
         *,
         name: str = "",
-        limits: Limits = DEFAULT_LIMITS,
         fault: CkptoolError | None = None,
     ) -> None:
         self.shape = shape or (1,)
@@ -239,7 +237,6 @@ class PiecesSource(Source):
         self._given = pieces
         self._pieces: tuple[Piece, ...] | None = None
         self._boxes: BoxIndex | None = None
-        self._limits = limits
         self.steps = row_major(self.shape)
         """Of the whole, in elements."""
         self._infos: dict[int, TensorInfo] | None = None
@@ -299,7 +296,7 @@ class PiecesSource(Source):
             raise self._contradiction(piece, f"is of {found.dtype}, not {self.dtype}")
         if found.storage is None or found.layout != "strided" or found.dtype.packed > 1:
             raise self._contradiction(piece, "is no plain tensor")
-        allowed = self._limits.expanded(found.storage.nbytes)
+        allowed = DEFAULT_LIMITS.expanded(found.storage.nbytes)
         if found.nbytes > allowed:
             what = f"{self._place(piece)} repeats {found.storage.nbytes:,} bytes into {found.nbytes:,}"
             raise LimitExceeded(what, needed=found.nbytes, actual=allowed)
@@ -372,14 +369,14 @@ class PiecesSource(Source):
             under[0].read_into(under[1], data)
         else:
             data = self._read(part, under)
-            copy_box(data, 0, buffer, begin, list(zip(box[1], row_major(box[1]), self.steps, strict=True)), itemsize)
+            copy_box(data, buffer, begin, list(zip(box[1], row_major(box[1]), self.steps, strict=True)), itemsize)
         if self.sums is not None and info.known_crc32:
             self.sums.add(index, sum(map(mul, inside, row_major(piece.sizes))) * itemsize, data)
 
     def _read(self, part: TensorInfo, under: tuple[FileSource, int] | None) -> memoryview:
         """Return the elements of a part of a piece, until the thread reads the next one."""
         if under is None:
-            return memoryview(LazyTensor(self.name, part).read(limits=self._limits))
+            return memoryview(LazyTensor(self.name, part).read())
         file, offset = under
         ((_, data),) = parts_of_file(file, offset, offset + part.nbytes)
         return data

@@ -266,7 +266,7 @@ def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memo
     span = itemsize * (1 + sum((size - 1) * step for size, step, _ in dims))
     most = min(_MOST_NBYTES, _PER_READ_NBYTES * count // _run(dims))
     if span <= max(_SPAN_NBYTES, 4 * itemsize * count, most):
-        copy_box(memoryview(source.read(offset, span)), 0, target, at, dims, itemsize)
+        copy_box(memoryview(source.read(offset, span)), target, at, dims, itemsize)
         return
     axis = max(range(len(dims)), key=lambda axis: dims[axis][1])
     size, step, to = dims[axis]
@@ -283,9 +283,9 @@ def _run(dims: Dims) -> int:
     return run
 
 
-def copy_box(source: memoryview, begin: int, target: memoryview, at: int, dims: Dims, itemsize: int) -> None:
+def copy_box(source: memoryview, target: memoryview, at: int, dims: Dims, itemsize: int) -> None:
     """
-    Copy the elements of a box from one buffer, in which they ``begin``, to another, in which they go ``at``.
+    Copy the elements of a box from the begin of one buffer to another, in which they go ``at``.
 
     ``dims`` are size, step in the source, and step in the target of each dimension. All places are in elements.
     """
@@ -293,7 +293,7 @@ def copy_box(source: memoryview, begin: int, target: memoryview, at: int, dims: 
     if unit < itemsize:  # memoryview has no elements of 16 bytes: they are pairs
         scale = itemsize // unit
         dims = [*((size, step * scale, to * scale) for size, step, to in dims), (scale, 1, 1)]
-        begin, at = begin * scale, at * scale
+        at *= scale
     dims = _merged(dims) or [(1, 1, 1)]
     source, target = (side.cast("B").cast(CODES[unit]) for side in (source, target))
     # One dimension runs in C: of those that are long the one with the smallest steps, else the longest.
@@ -301,7 +301,7 @@ def copy_box(source: memoryview, begin: int, target: memoryview, at: int, dims: 
     size, step, to = dims.pop(axis)
     *outer, (count, skip, skip_to) = sorted(dims) or [(1, 0, 0)]
     for place in product(*(range(one) for one, _, _ in outer)):
-        first = begin + sum(index * one for index, (_, one, _) in zip(place, outer, strict=True))
+        first = sum(index * one for index, (_, one, _) in zip(place, outer, strict=True))
         out = at + sum(index * one for index, (_, _, one) in zip(place, outer, strict=True))
         for _ in range(count):
             if step:

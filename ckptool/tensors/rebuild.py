@@ -11,7 +11,6 @@ Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the ol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from math import copysign, inf
 from struct import pack
 from typing import Final, TypeAlias
@@ -21,7 +20,7 @@ from ckptool.limits import TENSOR_DEPTH, TENSOR_PARTS, refuse_long
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import array_of, encoded_bytes, raw_bytes
-from ckptool.sources.source import BytesSource, Source
+from ckptool.sources.source import BytesSource
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.tensor import (
@@ -72,10 +71,8 @@ class Rebuilder:
         self._depth = 0
         self._plain: Global | None = None
         """What the pickle calls for a plain tensor, once it was met: most calls of most files are of it."""
-
-    @cached_property
-    def _arrays(self) -> ArrayTensors:
-        return ArrayTensors()
+        self._decoded: dict[int, bytes | None] = {}
+        """The strings of arrays: one that several have is decoded once."""
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """
@@ -128,10 +125,41 @@ class Rebuilder:
 
     def _array(self, node: Call) -> TensorInfo | None:
         try:
-            info = self._arrays.tensor(node)
+            info = self._from_numpy(node)
         except MalformedFile:
             return None  # an array that numpy would refuse is data
         return None if info is None else info._replace(subclass=ARRAY)
+
+    def _from_numpy(self, node: Inert) -> TensorInfo | None:
+        """
+        Return an array as a tensor; None if it is none, or of a type that torch does not have.
+
+        Each has a source of its own: equal bytes may be one object in a pickle, and an array is made of them for each
+        call.
+
+        Raises:
+            MalformedFile: It contradicts itself.
+        """
+        array = array_of(node, self._raw)
+        if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
+            return None
+        if isinstance(array.data, Block):
+            source, offset, nbytes = array.data.source, array.data.offset, array.data.nbytes
+        else:
+            source, offset, nbytes = BytesSource(array.data), 0, len(array.data)
+        sizes = row_major([array.shape[axis] for axis in array.axes])
+        stride = tuple(step for _, step in sorted(zip(array.axes, sizes, strict=True)))
+        ref = StorageRef("numpy", "cpu", nbytes, source, offset, array.big_endian)
+        info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
+        check_extent(info)
+        return info
+
+    def _raw(self, node: Inert) -> bytes | None:
+        """Return the bytes that a text or a call of the codec stands for."""
+        text = encoded_bytes(node)
+        if id(text) not in self._decoded:
+            self._decoded[id(text)] = raw_bytes(text)
+        return self._decoded[id(text)]
 
     def _spend(self, count: int) -> None:
         # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
@@ -151,7 +179,7 @@ class Rebuilder:
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
             if named == ("torch.storage", "_load_from_bytes") and len(node.args) == 1:
-                stream = self._arrays.raw(node.args[0])
+                stream = self._raw(node.args[0])
                 if id(stream) not in self._streams:
                     self._streams[id(stream)] = self._nested_storage(stream) if stream is not None else None
                 return self._streams[id(stream)]
@@ -325,7 +353,7 @@ class Rebuilder:
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
         """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
         data, _dtype, device, requires_grad, *_rest = args
-        info = self.tensor(data) or self._arrays.tensor(data)
+        info = self.tensor(data) or self._from_numpy(data)
         return info and info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
     def _attributes(self, state: Inert) -> tuple[Parts, bool]:
@@ -502,46 +530,3 @@ def as_device(node: Inert) -> str:
 def is_tensor_class(func: Global) -> bool:
     """Say whether a name is that of a class of tensors in torch, of its first years: ``torch.FloatTensor``."""
     return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")
-
-
-class ArrayTensors:
-    """
-    The arrays of one pickle. A string that several have is decoded once; each has a source of its own nevertheless.
-
-    Equal bytes may be one object in a pickle, and an array is made of them for each call.
-    """
-
-    def __init__(self) -> None:
-        self._decoded: dict[int, bytes | None] = {}
-
-    def tensor(self, node: Inert) -> TensorInfo | None:
-        """
-        Return an array as a tensor; None if it is none, or of a type that torch does not have.
-
-        Raises:
-            MalformedFile: It contradicts itself.
-        """
-        array = array_of(node, self.raw)
-        if array is None or array.data is None or array.dtype not in dtypes.BY_NAME:
-            return None
-        source, offset, nbytes = self._elements(array.data)
-        sizes = row_major([array.shape[axis] for axis in array.axes])
-        stride = tuple(step for _, step in sorted(zip(array.axes, sizes, strict=True)))
-        ref = StorageRef("numpy", "cpu", nbytes, source, offset, array.big_endian)
-        info = TensorInfo(dtypes.BY_NAME[array.dtype], array.shape, stride, 0, ref, "cpu")
-        check_extent(info)
-        return info
-
-    def raw(self, node: Inert) -> bytes | None:
-        """Return the bytes that a text or a call of the codec stands for: once for each, however many share it."""
-        text = encoded_bytes(node)
-        if id(text) not in self._decoded:
-            self._decoded[id(text)] = raw_bytes(text)
-        return self._decoded[id(text)]
-
-    def _elements(self, data: bytes | Block) -> tuple[Source, int, int]:
-        """Return where an array's bytes are: a source, their offset in it, and how many they are."""
-        if isinstance(data, Block):
-            return data.source, data.offset, data.nbytes
-        source = BytesSource(data)
-        return source, 0, source.nbytes

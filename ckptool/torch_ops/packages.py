@@ -31,12 +31,7 @@ def needed(module: str = "torch", package: str = "torch", requirement: str = '"c
         raise broken from error
 
 
-def check_installed(module: str = "torch") -> None:
-    """
-    Look whether a package is installed, without importing it: before work that needs it only later.
-
-    Raises:
-        MissingPackage: It is not.
-    """
-    if find_spec(module) is None:
-        raise MissingPackage.named(module, f'pip install "ckptool[{module}]"')
+def check_installed() -> None:
+    """Raise MissingPackage unless torch is installed, without importing it: before work that needs it only later."""
+    if find_spec("torch") is None:
+        raise MissingPackage.named("torch", 'pip install "ckptool[torch]"')

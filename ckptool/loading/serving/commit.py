@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -165,15 +166,6 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
 
 
-class Visits:
-    """Re-entrancy depth of one thread: entries without a leave."""
-
-    __slots__ = ("depth",)
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-
 class Gate:
     """Many threads at once, or one alone. Whoever wants to be alone goes first, so that calls cannot starve it."""
 
@@ -184,11 +176,15 @@ class Gate:
         self._is_alone = False
         self._mine = threading.local()
 
-    def enter(self) -> Visits:
-        """Enter as a reader, once no writer is inside or waits. Give what is returned to ``leave``."""
-        visits: Visits | None = getattr(self._mine, "visits", None)
+    def enter(self) -> SimpleNamespace:
+        """
+        Enter as a reader, once no writer is inside or waits.
+
+        Give what is returned to ``leave``: it counts how often this thread came in, and did not go out yet.
+        """
+        visits: SimpleNamespace | None = getattr(self._mine, "visits", None)
         if visits is None:
-            visits = self._mine.visits = Visits()
+            visits = self._mine.visits = SimpleNamespace(depth=0)
         with self._changed:
             if not visits.depth:  # a thread that is inside already must not wait for itself
                 while self._is_alone or self._waiting:
@@ -197,7 +193,7 @@ class Gate:
             visits.depth += 1
         return visits
 
-    def leave(self, visits: Visits) -> None:
+    def leave(self, visits: SimpleNamespace) -> None:
         """Go out, as often as one came in; servers end a request in another thread than they began it in."""
         with self._changed:
             visits.depth -= 1
@@ -215,8 +211,7 @@ class Gate:
             Cancelled: While others were still inside.
             RuntimeError: This thread is.
         """
-        visits: Visits | None = getattr(self._mine, "visits", None)
-        if visits is not None and visits.depth:
+        if getattr(getattr(self._mine, "visits", None), "depth", 0):
             raise RuntimeError("reload() inside use() would wait for itself")
         with self._changed:
             self._waiting += 1

@@ -68,6 +68,7 @@ from ckptool.sections import completed
 from ckptool.sources.files import Origin
 from ckptool.sources.paths import shown_path
 from ckptool.sources.versions import version_under
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 from ckptool.torch_ops.values import elements_of, is_finite, survey_values
 
@@ -325,10 +326,7 @@ class LiveModel(Closing):
         tied_apart(model, filling.taken, strict=True)
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
         staged = assembly.tensors(filling.taken)
-        checkpoint.check_unchanged()
-        digest = _digest(checkpoint, found, {id(one.source.info): staged[one.name] for one in filling.targets}, limits)
-        refuse_overflows_in(model, staged)
-        self._ask(staged, cancellation)
+        digest = self._accepted(checkpoint, found, filling.taken, staged, limits)
         staged |= self._placed({one.name: staged[one.name] for one in filling.targets if one.tensor.is_meta})
         self._serve(
             digest,
@@ -346,12 +344,8 @@ class LiveModel(Closing):
         def load(chosen: Weights, changes: Renames) -> Reload:
             tied_apart(model, chosen.tensors, strict=True)
             state = torch_state_dict(checkpoint, chosen, assembly)
-            checkpoint.check_unchanged()
             tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-            self._ask(tensors, cancellation)
-            made = {id(tensor.info): state[name] for name, tensor in chosen.tensors.items()}
-            digest = _digest(checkpoint, chosen.state_dict, made, limits)
-            refuse_overflows_in(model, state)
+            digest = self._accepted(checkpoint, chosen.state_dict, chosen.tensors, tensors, limits)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
                 state |= self._placed(tensors)
             rehearsed = None if self._commit == "swap" else rehearse(model, state, strict=True)
@@ -388,6 +382,21 @@ class LiveModel(Closing):
             finally:
                 ready(model)  # also where a hook fails: whoever calls it next meets whole tensors
             self._serving = Serving(model, digest)
+
+    def _accepted(
+        self,
+        checkpoint: Checkpoint,
+        found: StateDict,
+        sources: Mapping[str, LazyTensor],
+        staged: Mapping[str, torch.Tensor],
+        limits: Limits,
+    ) -> str:
+        """Return the digest of new weights, by the names of the model; raise an error if they must not serve."""
+        checkpoint.check_unchanged()
+        digest = _digest(checkpoint, found, {id(one.info): staged[name] for name, one in sources.items()}, limits)
+        refuse_overflows_in(self.model, staged)
+        self._ask(staged, limits.cancellation)
+        return digest
 
     def _ask(self, weights: Mapping[str, torch.Tensor], cancellation: Cancellation | None) -> None:
         """Raise UnsupportedFeature if new weights have NaN or infinities, or the caller does not accept them."""

@@ -35,7 +35,7 @@ class Lines(Closing):
         self._path = path
         self._head = head
         try:
-            self._fd = system.open_appending(path, 0o666)
+            self._fd = system.open_appending(path)
         except (OSError, ValueError) as error:
             raise failed(error if isinstance(error, OSError) else OSError(str(error)), path) from error
         try:
