@@ -20,6 +20,7 @@ from ckptool import (
     open_checkpoint,
 )
 from tests import build
+from tests.each import each
 from tests.formats.test_torch_tar import packed, reference, storage, tensor
 
 MOST = (1 << 63) - 1
@@ -51,17 +52,13 @@ def one(shape: list[Any], offsets: list[Any], dtype: str = "F32", **fields: Any)
 SOUND = described(one([2], [0, 8]), bytes(8))
 
 
-def test_a_header_may_reach_to_the_end_and_no_further() -> None:
+def test_a_header_may_reach_to_the_end_and_be_as_long_as_is_allowed_and_no_longer() -> None:
     empty = described("{}")
     assert len(opened(empty).tensors) == 0
     error = refused(described("{}", more=1), TruncatedFile)
     assert (error.needed, error.actual) == (11, 10)
     assert "its header ends" in str(error)
-
-
-def test_a_header_may_be_as_long_as_is_allowed() -> None:
     length = len(SOUND) - 16
-
     assert list(opened(SOUND, header_nbytes=length).tensors) == ["w"]
     error = refused(SOUND, LimitExceeded, header_nbytes=length - 1)
     assert (error.needed, error.actual) == (length, length - 1)
@@ -79,34 +76,29 @@ def test_as_many_tensors_and_as_long_names_as_allowed_are_read() -> None:
     assert len(opened(SOUND, tensors=1, name_nbytes=1).tensors) == 1
     assert refused(SOUND, LimitExceeded, tensors=0).actual == 0
     assert refused(SOUND, LimitExceeded, name_nbytes=0).needed == 1
+    data = zipped({"abc": TREE})
+    assert list(opened(data, name_nbytes=5, tensors=1).tensors) == ["abc.w"]
+    assert refused(data, LimitExceeded, name_nbytes=4).needed == 5
+    refused(data, LimitExceeded, tensors=0)
 
 
-def test_tensors_reach_just_to_the_end() -> None:
+def test_tensors_reach_just_to_the_end_one_behind_the_other() -> None:
     error = refused(SOUND[:-1], TruncatedFile)
     assert (error.needed, error.actual) == (len(SOUND), len(SOUND) - 1)
     assert refused(SOUND + b"x", AmbiguousFile).offset == len(SOUND)
+    for second, words in ((7, "overlaps"), (9, "leaves 1 bytes")):
+        header = one([2], [0, 8]) | {"v": {"dtype": "U8", "shape": [4], "data_offsets": [second, second + 4]}}
+        assert words in str(refused(described(header, bytes(20)), AmbiguousFile))
 
 
-@pytest.mark.parametrize(("second", "words"), [(7, "overlaps"), (9, "leaves 1 bytes")])
-def test_tensors_stand_one_behind_the_other(second: int, words: str) -> None:
-    header = one([2], [0, 8]) | {"v": {"dtype": "U8", "shape": [4], "data_offsets": [second, second + 4]}}
-
-    assert words in str(refused(described(header, bytes(20)), AmbiguousFile))
-
-
-@pytest.mark.parametrize("offsets", [[0, 7], [0, 9], [8, 0], [0, 4]])
-def test_a_range_is_just_as_large_as_its_tensor(offsets: list[int]) -> None:
-    refused(described(one([2], offsets), bytes(20)))
-
-
-@pytest.mark.parametrize(
-    "offsets", [[0], [0, 8, 8], [-1, 7], [0, MOST + 1], [MOST + 1, MOST + 9], [MOST + 1, 0], [0, -1], [True, 8]]
-)
-def test_a_range_is_two_sizes(offsets: list[Any]) -> None:
+@each("offsets", [[0], [0, 8, 8], [-1, 7], [0, MOST + 1], [MOST + 1, MOST + 9], [MOST + 1, 0], [0, -1], [True, 8]])
+def test_a_range_is_two_sizes_and_just_as_large_as_its_tensor(offsets: list[Any]) -> None:
     assert "data_offsets" in str(refused(described(one([2], offsets), bytes(8))))
+    for others in ([0, 7], [0, 9], [8, 0], [0, 4]):
+        refused(described(one([2], others), bytes(20)))
 
 
-@pytest.mark.parametrize(("depth", "read"), [(0, True), (1, True), (125, True), (126, False), (127, False)])
+@each(("depth", "read"), [(0, True), (1, True), (125, True), (126, False), (127, False)])
 def test_fields_that_nobody_knows_may_be_nested_to_a_depth(depth: int, read: bool) -> None:
     data = described(one([2], [0, 8], more=json.loads("[" * depth + "1" + "]" * depth)), bytes(8))
     if read:
@@ -126,14 +118,8 @@ def test_an_entry_may_be_a_list_of_three() -> None:
     assert list(opened(described({"w": entry}, bytes(8))).tensors) == ["w"]
     for wrong in (entry[:2], [*entry, 1]):
         refused(described({"w": wrong}, bytes(8)))
-
-
-def test_a_name_that_is_there_twice_is_told_of_by_name() -> None:
-    entry = json.dumps(one([2], [0, 8])["w"])
-
-    assert "'b' twice" in str(
-        refused(described(f'{{"a": {entry}, "b": {entry}, "b": {entry}}}', bytes(8)), AmbiguousFile)
-    )
+    twice = described('{{"a": {0}, "b": {0}, "b": {0}}}'.format(json.dumps(one([2], [0, 8])["w"])), bytes(8))
+    assert "'b' twice" in str(refused(twice, AmbiguousFile))
 
 
 @pytest.mark.parametrize("last", [1, 3])
@@ -146,7 +132,7 @@ def test_halves_of_a_byte_come_in_pairs(last: int) -> None:
 # Tars of 0.1.x
 
 
-@pytest.mark.parametrize(("ndim", "read"), [(0, True), (1, True), (64, True), (65, False), (-1, False)])
+@each(("ndim", "read"), [(0, True), (1, True), (64, True), (65, False), (-1, False)])
 def test_a_tensor_of_a_tar_has_up_to_64_dimensions(ndim: int, read: bool) -> None:
     row = tensor(10, 1, *([1] * max(ndim, 0) * 2), 0, ndim=ndim)
     data = packed([storage()], [row], {"w": reference(10)})
@@ -182,18 +168,11 @@ def test_numbers_of_a_tar_may_end_with_their_member_and_no_later() -> None:
     }
     assert opened(build.tar_file(whole)).tensors["w"].read() == build.floats(6)
 
-    cut = build.tar_file(whole | {"tensors": whole["tensors"][:-1]})
-    error = refused(cut, TruncatedFile)
-    assert error.needed == error.actual + 1
-    cut = build.tar_file(whole | {"storages": build.pickled(1) + storage()[:-1]})
-    error = refused(cut, TruncatedFile)
-    assert error.needed == error.actual + 1
-
-
-def test_a_storage_of_a_tar_may_end_with_its_member() -> None:
-    tables = {"tensors": build.pickled(0), "pickle": build.pickled({}), "storages": build.pickled(1) + storage()}
-
-    assert refused(build.tar_file(tables), TruncatedFile).kind == "truncated-pickle"  # the list of views is missing
+    for cut in ({"tensors": whole["tensors"][:-1]}, {"storages": build.pickled(1) + storage()[:-1]}):
+        error = refused(build.tar_file(whole | cut), TruncatedFile)
+        assert error.needed == error.actual + 1
+    alone = {"tensors": build.pickled(0), "pickle": build.pickled({}), "storages": build.pickled(1) + storage()}
+    assert refused(build.tar_file(alone), TruncatedFile).kind == "truncated-pickle"  # the list of views is missing
 
 
 def test_a_tar_of_a_table_lacks_the_others_and_one_of_a_pickle_alone_is_none() -> None:
@@ -295,23 +274,15 @@ def test_a_zip_without_its_end_that_holds_all_that_is_announced_says_nothing_of_
 # Plain pickles
 
 
-def test_what_a_pickle_leaves_begins_where_it_ends() -> None:
-    marked = build.pickled({"w": 1})
+def test_what_a_pickle_leaves_begins_where_it_ends_and_a_magic_number_that_is_called_stands_before_a_version() -> None:
+    marked, called = build.pickled({"w": 1}), build.pickled(build.call(build.named("a", "b")))
 
     assert opened(marked).streams[0].rest is None
     assert opened(marked + b"x").streams[0].rest == len(marked)
-
-
-def test_a_magic_number_that_is_called_stands_before_a_version() -> None:
-    called = build.pickled(build.call(build.named("a", "b")))
-
     assert opened(called).format == "pickle"
     assert opened(called + b"x").streams[0].rest == len(called)
     assert opened(called + build.pickled(1000)).streams[0].rest == len(called)
     refused(called + build.pickled(1001), TruncatedFile)  # of what follows it in a stream of torch.save
-
-
-# Names, wherever they come from
 
 
 TREE = {"w": build.tensor(build.storage())}
@@ -319,14 +290,6 @@ TREE = {"w": build.tensor(build.storage())}
 
 def zipped(tree: Any) -> bytes:
     return build.torch_zip(tree, {"0": build.floats()})
-
-
-def test_names_and_tensors_up_to_their_limits_are_read() -> None:
-    data = zipped({"abc": TREE})
-
-    assert list(opened(data, name_nbytes=5, tensors=1).tensors) == ["abc.w"]
-    assert refused(data, LimitExceeded, name_nbytes=4).needed == 5
-    refused(data, LimitExceeded, tensors=0)
 
 
 @pytest.mark.parametrize(

@@ -108,18 +108,11 @@ def test_parameters_of_every_age_are_read(age: str) -> None:
     assert found.read() == floats()
 
 
-def test_tensors_in_the_state_of_a_parameter_are_its_parts() -> None:
+def test_tensors_in_the_state_of_a_parameter_are_its_parts_and_a_variable_is_none() -> None:
     found = only(utils("_rebuild_parameter_with_state", PLAIN, True, HOOKS, {"main_grad": PLAIN, "note": 1}))
-
     assert [name for name, _ in found.info.parts] == ["main_grad"]
-
-
-def test_a_variable_is_no_parameter() -> None:
-    found = only(
-        named("torch.autograd.variable", "Variable") + b")\x81" + ops((PLAIN, None, HOOKS, True, False)) + b"b"
-    )
-
-    assert (found.info.kind, found.info.requires_grad) == (None, True)
+    variable = named("torch.autograd.variable", "Variable") + b")\x81" + ops((PLAIN, None, HOOKS, True, False)) + b"b"
+    assert (only(variable).info.kind, only(variable).info.requires_grad) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -182,24 +175,18 @@ NUMPY_FORMS = {
     "plain": (numpy_values(floats()), (4,), (1,)),
     "big-endian": (numpy_values(pack(">4f", 0, 1, 2, 3), order=">"), (4,), (1,)),
     "row by row": (numpy_values(floats(), shape=(2, 2)), (2, 2), (2, 1)),
+    "column by column": (numpy_values(pack("<4f", 0, 2, 1, 3), shape=(2, 2), fortran=True), (2, 2), (1, 2)),
     "renamed in numpy 2": (numpy_values(floats()).replace(b"numpy.core", b"numpy._core"), (4,), (1,)),
 }
 
 
-@pytest.mark.parametrize("form", NUMPY_FORMS)
+@each("form", NUMPY_FORMS)
 def test_a_device_tensor_saved_as_a_numpy_array_is_read(form: str) -> None:
     array, shape, stride = NUMPY_FORMS[form]
     found = only(utils("_rebuild_device_tensor_from_numpy", array, named("torch", "float32"), "xla:0", False), {})
 
     assert (found.info.location, found.info.shape, found.info.stride) == ("xla:0", shape, stride)
     assert found.read() == floats()
-
-
-def test_a_numpy_array_column_by_column_is_read_row_by_row() -> None:
-    array = numpy_values(floats(), shape=(2, 2), fortran=True)
-    found = only(utils("_rebuild_xla_tensor", array, named("torch", "float32"), "xla:0", False), {})
-
-    assert (found.info.stride, found.read()) == ((1, 2), pack("<4f", 0, 2, 1, 3))
 
 
 STREAM = legacy(storage(rest=(None,)), [("0", 4, floats())])
@@ -243,14 +230,11 @@ def test_a_numpy_scalar_is_its_type_and_its_value(
     assert numpy_scalar_of(code, data, order, encoded) == expected
 
 
-def test_an_empty_storage_may_have_two_types() -> None:
+def test_an_empty_storage_may_have_two_types_and_none_may_be_on_two_devices() -> None:
     empty = {"a": tensor(storage(numel=0), (0,)), "b": tensor(storage(numel=0, dtype="LongStorage"), (0,))}
     found = open_checkpoint(torch_zip(empty, {"0": b""})).tensors
 
     assert [tensor.info.dtype.name for tensor in found.values()] == ["float32", "int64"]
-
-
-def test_one_storage_may_not_be_on_two_devices() -> None:
     with pytest.raises(AmbiguousFile) as caught:
         open_checkpoint(torch_zip({"a": PLAIN, "b": tensor(storage(location="cuda:0"))}, FLOATS))
 
@@ -268,12 +252,6 @@ def with_state(state: bytes) -> bytes:
     inner = named("torch._utils", "_rebuild_tensor_v2") + named("a", "B")
     args = ops((storage(), 0, (4,), (1,), False, HOOKS))
     return named("torch._tensor", "_rebuild_from_type_v2") + b"(" + inner + args + state + b"tR"
-
-
-def test_tensors_that_share_a_state_have_the_same_parts() -> None:
-    state = ops({"note": 1, "scale": PLAIN})
-
-    assert parts(b"](" + with_state(state + b"q\5") + with_state(b"h\5") + b"e") == {"0": ["scale"], "1": ["scale"]}
 
 
 MADE_BY = named("geoopt.tensor", "_rebuild_manifold_tensor")
@@ -301,7 +279,9 @@ def test_a_call_that_makes_none_is_no_tensor() -> None:
         only(call(MANIFOLD, {}, *ON_IT))
 
 
-def test_a_tensor_in_the_state_that_it_shares_is_a_part_of_the_others_alone() -> None:
+def test_tensors_that_share_a_state_have_the_same_parts_but_themselves() -> None:
+    state = ops({"note": 1, "scale": PLAIN})
+    assert parts(b"](" + with_state(state + b"q\5") + with_state(b"h\5") + b"e") == {"0": ["scale"], "1": ["scale"]}
     first = with_state(b"}q\5") + b"q\6" + b"0h\5" + ops("me") + b"h\6s" + b"0"
     tree = first + b"](h\6" + with_state(b"h\5") + b"e"
 
