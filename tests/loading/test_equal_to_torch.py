@@ -139,33 +139,6 @@ def test_the_parameters_of_quantised_tensors_are_not_cast(tmp_path: Path) -> Non
     assert_same_tensor(found["w"], content["w"].half())
 
 
-@pytest.mark.parametrize("mmap", [True, False], ids=str)
-def test_packed_parameters_of_quantised_layers_are_loaded_in_their_places(mmap: bool, tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        quantised = torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
-        data = saved(quantised.state_dict(), tmp_path / "x.pth")
-        expected = torch_load(data, weights_only=False)
-
-    found = load(tmp_path / "x.pth", key="", mmap=mmap)
-
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        if isinstance(value, tuple):
-            assert [part is None for part in found[name]] == [part is None for part in value]
-            for ours, theirs in zip(found[name], value, strict=True):
-                if theirs is not None:
-                    assert_same_tensor(ours, theirs, name)
-        elif isinstance(value, torch.Tensor):
-            assert_same_tensor(found[name], value, name)
-        else:
-            assert found[name] == value
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantised.load_state_dict(found)
-
-
 @pytest.mark.parametrize("dtype", [*big.TYPED, *big.UNTYPED], ids=str)
 def test_files_of_big_endian_machines_hold_the_same_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
     views = big.views_of(big.example(dtype))

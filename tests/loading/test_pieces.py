@@ -71,6 +71,7 @@ def test_load_gives_what_torch_puts_together(
     folder: Path, truth: dict[str, torch.Tensor], options: dict[str, Any]
 ) -> None:
     assert equal(dict(ckptool.load(folder, **options)), truth)
+    assert ckptool.predict_memory(folder).host_nbytes == sum(value.nbytes for value in truth.values())
 
 
 def test_models_are_filled_on_any_device_and_in_any_type(folder: Path, truth: dict[str, torch.Tensor]) -> None:
@@ -83,23 +84,6 @@ def test_models_are_filled_on_any_device_and_in_any_type(folder: Path, truth: di
     ckptool.load_into(model, folder)
     assert equal(dict(model.named_buffers()), half)
     assert equal(dict(ckptool.load(folder, dtype=torch.float16)), half)
-
-
-def test_memory_is_predicted(folder: Path, truth: dict[str, torch.Tensor]) -> None:
-    assert ckptool.predict_memory(folder).host_nbytes == sum(value.nbytes for value in truth.values())
-
-
-def test_only_what_is_wanted_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: set[str] = set()
-    real = PiecesSource.info
-
-    def info(self: PiecesSource, index: int) -> Any:
-        opened.add(self.name)
-        return real(self, index)
-
-    monkeypatch.setattr(PiecesSource, "info", info)
-    ckptool.load_into(model_like({"narrow": TENSORS["model.narrow"]}), folder, strict=False)
-    assert opened == {"model.narrow"}
 
 
 def test_no_bytes_but_those_of_what_is_wanted_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,31 +174,26 @@ def test_where_a_folder_cannot_be_opened_it_is_a_folder_all_the_same(
 # Reading
 
 
-def sources(path: Path) -> dict[str, Callable[[], Source]]:
+def sources(path: Path) -> dict[str, Source]:
     return {
-        "file": lambda: FileSource(str(path)),
-        "stream": lambda: StreamSource(io.BytesIO(DATA)),
-        "open file": lambda: StreamSource(path.open("rb"), owned=True),
-        "bytes": lambda: BytesSource(DATA),
-        "bytearray": lambda: BytesSource(bytearray(DATA)),
-        "array": lambda: BytesSource(memoryview(DATA).cast("I")),
-        "slice": lambda: SliceSource(BytesSource(b"before" + DATA + b"behind"), 6, len(DATA)),
-        "slice of a slice": lambda: SliceSource(SliceSource(BytesSource(b"ab" + DATA + b"c"), 1, 1026), 1, len(DATA)),
+        "file": FileSource(str(path)),
+        "stream": StreamSource(io.BytesIO(DATA)),
+        "open file": StreamSource(path.open("rb"), owned=True),
+        "bytes": BytesSource(DATA),
+        "bytearray": BytesSource(bytearray(DATA)),
+        "array": BytesSource(memoryview(DATA).cast("I")),
+        "slice": SliceSource(BytesSource(b"before" + DATA + b"behind"), 6, len(DATA)),
+        "slice of a slice": SliceSource(SliceSource(BytesSource(b"ab" + DATA + b"c"), 1, 1026), 1, len(DATA)),
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["file", "stream", "open file", "bytes", "bytearray", "array", "slice", "slice of a slice"]
-)
-def test_every_source_gives_the_bytes_that_are_asked_for(path: Path, kind: str) -> None:
-    source = sources(path)[kind]()
-
-    assert source.nbytes == len(DATA)
-    for offset, nbytes in ((0, 0), (0, 1), (5, 300), (1023, 1), (1024, 0), (0, 1024)):
-        found = source.read(offset, nbytes)
-        assert type(found) is bytes
-        assert found == DATA[offset : offset + nbytes]
-    source.close()
+def test_every_source_gives_the_bytes_that_are_asked_for(path: Path) -> None:
+    for kind, source in sources(path).items():
+        assert source.nbytes == len(DATA), kind
+        for offset, nbytes in ((0, 0), (0, 1), (5, 300), (1023, 1), (1024, 0), (0, 1024)):
+            found = source.read(offset, nbytes)
+            assert (type(found), found) == (bytes, DATA[offset : offset + nbytes]), kind
+        source.close()
 
 
 def test_a_file_is_read_to_its_end_in_however_many_pieces_it_comes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,15 +649,9 @@ def folder(tmp_path: Path, names: Sequence[str]) -> Path:
     return tmp_path
 
 
-def test_a_hyphen_is_standard_input_which_is_a_pipe() -> None:
+@each("address", ["ftp://x/model.safetensors", "hdfs://b/k.pth", "rsync://o/n", "sftp://b"])
+def test_addresses_of_other_kinds_and_pipes_are_not_read(address: str) -> None:
     assert (unavailable("-").kind, unavailable("-").hint) == ("not-a-file", "Save the stream to a file first.")
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["ftp://x/model.safetensors", "hdfs://b/k.pth", "rsync://o/n", "sftp://b"],
-)
-def test_addresses_of_other_kinds_are_not_read(address: str) -> None:
     found = unavailable(address)
     assert (found.kind, found.hint) == ("address", "Download the file first, and give its path.")
     assert "/tmp/x.pth" in (unavailable("file:///tmp/x.pth").hint or "")
@@ -683,14 +672,10 @@ def test_names_on_the_hub_are_to_be_downloaded(
     assert ("hf download" in (unavailable(name).hint or "")) is is_hub
 
 
-def test_a_directory_of_folders_names_them(tmp_path: Path) -> None:
+def test_a_directory_of_folders_and_a_distributed_checkpoint_that_was_not_finished_are_named(tmp_path: Path) -> None:
     assert "unet" in (unavailable(folder(tmp_path, ["unet/x.txt", "vae/x.txt"])).hint or "")
-    (tmp_path / "none").mkdir()
-    assert unavailable(tmp_path / "none").hint == "Copy the folder again, with its files."
-
-
-def test_a_distributed_checkpoint_that_was_not_finished_is_named(tmp_path: Path) -> None:
-    error = unavailable(folder(tmp_path, ["meta.pt", "__0_0.distcp", "__1_0.distcp"]))
+    (tmp_path / "dcp").mkdir()
+    error = unavailable(folder(tmp_path / "dcp", ["meta.pt", "__0_0.distcp", "__1_0.distcp"]))
 
     assert error.kind == "distributed-checkpoint"
     assert "2 files without its index" in error.message
