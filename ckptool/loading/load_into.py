@@ -136,7 +136,6 @@ def load_into(
         report = load.planned(*targets) if targets is not None else through()
         report = report._replace(also_under=checkpoint.also_under(report.key))
         if optimizer is not None and state is not None:
-            # torch moves each tensor to the device and type of its parameter.
             in_own_thread(partial(optimizer.load_state_dict, state))
             report = report._replace(optimizer=len(state["state"]))
     return _logged(report)
