@@ -48,6 +48,11 @@ def lenet(seed: int) -> LeNet:
     return LeNet().eval().to(where.device)
 
 
+def on_meta() -> LeNet:
+    with torch.device("meta"):
+        return LeNet().eval()
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     saved(lenet(1).state_dict(), tmp_path / "a.pth")
@@ -75,9 +80,7 @@ def inspected(path: Path) -> str:
 @pytest.mark.parametrize("meta", [False, True], ids=["real", "meta"])
 def test_a_reload_replaces_the_weights(commit: Commit, meta: bool, files: tuple[Path, Path]) -> None:
     a, b = files
-    with torch.device("meta" if meta else where.device):
-        model = LeNet().eval()
-    live = LiveModel(model, a, commit=commit, map_location=where.device)
+    live = LiveModel(on_meta() if meta else lenet(0), a, commit=commit, map_location=where.device)
     assert torch.equal(live(IMAGES), lenet(1)(IMAGES))
     first = live.digest
 
@@ -353,9 +356,7 @@ def is_mapped(path: Path) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is mapped")
 def test_swapped_weights_are_pages_of_the_file_that_nobody_writes_to(files: tuple[Path, Path]) -> None:
-    with torch.device("meta"):
-        model = LeNet().eval()
-    live = LiveModel(model, files[0], commit="swap", mmap="auto")
+    live = LiveModel(on_meta(), files[0], commit="swap", mmap="auto")
     for number in (1, 2):
         path = files[number - 1]
         if number == 2:
@@ -373,9 +374,7 @@ def test_in_place_only_a_model_without_memory_is_mapped_and_only_at_first(files:
     live = LiveModel(LeNet().eval(), files[0], mmap="auto")
     gc.collect()
     assert not is_mapped(files[0])
-    with torch.device("meta"):
-        model = LeNet().eval()
-    live = LiveModel(model, files[0], mmap="auto")
+    live = LiveModel(on_meta(), files[0], mmap="auto")
     pages = pages_of(live.model, files[0])
     assert pages is not None
     assert pages["Anonymous"] == 0

@@ -81,6 +81,8 @@ def test_with_trust_a_model_is_unpickled(legacy: bool, tmp_path: Path) -> None:
     assert type(model) is TiedReader
     assert_same(model.state_dict(), source.state_dict())
     assert torch.equal(model(IMAGES), source(IMAGES))
+    on_meta = ckptool.load_model(tmp_path / "x.pth", trust=True, map_location="meta")
+    assert all(parameter.is_meta for parameter in on_meta.parameters())
 
 
 @each(("legacy", "tag", "unwrap"), [(False, "cuda:0", True), (True, "cpu", False), (True, "cuda:0", True)])
@@ -178,14 +180,6 @@ def test_a_distributed_model_needs_neither_a_group_nor_a_device(device: str, whe
         ckptool.load_model(tmp_path / "x.pth", trust=True, unwrap=False)
 
 
-def test_a_model_can_be_loaded_to_meta(tmp_path: Path) -> None:
-    saved(LeNet(), tmp_path / "x.pth")
-
-    model = ckptool.load_model(tmp_path / "x.pth", trust=True, map_location="meta")
-
-    assert all(parameter.is_meta for parameter in model.parameters())
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("where", ["cpu", None])
 def test_a_script_is_loaded_as_one(where: Any, tmp_path: Path) -> None:
@@ -261,8 +255,5 @@ def test_bad_files_are_named_before_anything_runs(tmp_path: Path) -> None:
         assert caught.value.path == str(path)
         assert pickle.loads(pickle.dumps(caught.value)).path == str(path)
     assert ran == []
-
-
-def test_bytes_are_no_path() -> None:
     with pytest.raises(TypeError, match=r"path takes str \| PathLike\[str\], not b'x\.pth'"):
         ckptool.load_model(b"x.pth", trust=True)  # type: ignore[arg-type]
