@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -15,11 +17,11 @@ import torch
 import ckptool
 from ckptool import CheckReport, check
 from tests import program
-from tests.build import one_of_each
+from tests.build import call, floats, named, one_of_each, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
 from tests.device.tags import OfADevice
 from tests.each import each
-from tests.program import INVALID, OURS, VALID
+from tests.program import INVALID, OURS, VALID, invoke
 from tests.scale import some, step, times
 
 PLAIN = VALID / "state-dict-plain-cpu-zip.pth"
@@ -207,3 +209,77 @@ def test_a_small_file_of_plain_data_needs_few_modules(verb: str) -> None:
     ours = [one for one in imported if one.startswith("ckptool.")]
     assert not [one for one in ours if one.startswith("ckptool.migration")]  # what only looks cannot write
     assert len(ours) <= 88
+
+
+TABLE = json.loads(invoke(["check", "--list", "--json"]).stdout)
+CODES = {one["code"]: one for one in TABLE["codes"]}
+SOURCES = [path.read_text("utf-8") for path in sorted(Path(ckptool.__file__).parent.rglob("*.py"))]
+NODES = [node for text in SOURCES if '"CK' in text for node in ast.walk(ast.parse(text))]
+
+
+def codes_in(node: ast.AST) -> set[str]:
+    texts = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    return {text for text in texts if re.fullmatch(r"CK\d{3}", text)}
+
+
+def test_every_code_that_is_used_is_in_the_table_and_every_code_in_it_is_used() -> None:
+    calls = [one for one in NODES if isinstance(one, ast.Call)]
+    given = [one.args[0] for one in calls if ast.unparse(one.func) in ("note", "Remark", "Stubs", "_finding")]
+    chosen = [one.value for one in NODES if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None]
+    assert set().union(*map(codes_in, (*given, *(one for one in chosen if not isinstance(one, ast.Dict))))) == set(
+        CODES
+    )
+
+
+def test_every_code_is_expected_by_a_test() -> None:
+    tests = "".join(path.read_text("utf-8") for path in sorted(Path(__file__).parents[1].rglob("test_*.py")))
+    assert [code for code in CODES if f'"{code}"' not in tests] == []
+
+
+def test_a_severity_is_given_only_where_the_table_has_none() -> None:
+    for made in (one for one in NODES if isinstance(one, ast.Call)):
+        if ast.unparse(made.func) == "note" and any(one.arg == "severity" for one in made.keywords):
+            assert {CODES[code]["severity"] for code in codes_in(made.args[0])} <= {None}, ast.unparse(made)
+
+
+def test_the_table_is_printed_for_people_and_programs() -> None:
+    lines = invoke(["check", "--list"], catch_exceptions=False).stdout.splitlines()
+    assert len(lines) == len(CODES)
+    assert lines[2] == f"CK103  error    {CODES['CK103']['says']}"
+    assert lines[0] == f"CK101           {CODES['CK101']['says']}"
+
+    assert TABLE["schema"] == "ckptool.codes/1"
+    assert TABLE["codes"][2] == {"code": "CK103", "severity": "error", "says": CODES["CK103"]["says"]}
+
+
+def test_what_a_code_says_is_one_sentence() -> None:
+    for says in (entry["says"] for entry in CODES.values()):
+        assert says[0].isupper()
+        assert says.endswith(".")
+        assert ". " not in says
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> None:
+    evil, broken = tmp_path / "an evil one.pth", tmp_path / "broken.pth"
+    evil.write_bytes(torch_zip({"w": tensor(storage()), "x": call(named("os", "system"), "true")}, {"0": floats()}))
+    broken.write_bytes(b"PK")
+    result = invoke(["check", "--sarif", str(evil), str(broken)])
+    found = json.loads(result.stdout)
+    (run,) = found["runs"]
+
+    assert (result.exit_code, found["version"], run["tool"]["driver"]["name"]) == (1, "2.1.0", "ckptool")
+    codes = json.loads(invoke(["check", "--list", "--json"]).stdout)["codes"]
+    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {*(one["code"] for one in codes), "unreadable"}
+    by_rule = {one["ruleId"]: one for one in run["results"]}
+    assert by_rule["CK205"]["level"] == "error"
+    assert "os.system('true')" in by_rule["CK205"]["message"]["text"]
+    location = by_rule["CK205"]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert location.endswith("/an%20evil%20one.pth")
+    assert by_rule["unreadable"]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("broken.pth")
+
+
+def test_one_form_is_printed() -> None:
+    assert invoke(["check", "--sarif", "--json", "x"]).exit_code == 2

@@ -255,12 +255,15 @@ def test_a_tensor_is_data_in_these_forms_alone() -> None:
     }
     sound = torch_zip({"w": tensor(storage())}, {"0": floats()})
     no_views: list[Any] = [((2,), (-1,)), ((4,), (1, 1)), ((True,), (1,)), ([4], (1,)), ((1 << 62,), (1 << 62,))]
-    for at, view in itertools.product((0, 1, -1, 1 << 40), [*fits[0], *no_views]):
-        for grad, hooks in itertools.product((False, True, 0), (None, ORDERED, {}, built(ORDERED, {"_metadata": {}}))):
-            is_data = view in fits.get(at, ()) and isinstance(grad, bool) and hooks in (None, ORDERED)
-            made = torch_zip({"w": call(REBUILD, storage(), at, *view, grad, hooks)}, {"0": floats()})
-            held = zip_file({"a.pth": sound, "b.pth": made})  # alone, some of these would be refused, and so be no data
-            assert (check(held).grade == "data") == is_data, (at, view, grad, hooks)
+    hooks_of_others = (None, ORDERED, {}, built(ORDERED, {"_metadata": {}}))
+    for at, view, grad, hooks in (
+        *((at, view, False, None) for at, view in itertools.product((0, 1, -1, 1 << 40), [*fits[0], *no_views])),
+        *((0, fits[0][0], grad, hooks) for grad, hooks in itertools.product((False, True, 0), hooks_of_others)),
+    ):
+        is_data = view in fits.get(at, ()) and isinstance(grad, bool) and hooks in (None, ORDERED)
+        made = torch_zip({"w": call(REBUILD, storage(), at, *view, grad, hooks)}, {"0": floats()})
+        held = zip_file({"a.pth": sound, "b.pth": made})  # alone, some of these would be refused, and so be no data
+        assert (check(held).grade == "data") == is_data, (at, view, grad, hooks)
 
 
 def test_what_these_are_made_of_is_data() -> None:

@@ -36,10 +36,8 @@ class Screen(NamedTuple):
         return [STYLES.sub("", line) for line in self.styled]
 
 
-def on_terminal(
-    arguments: Sequence[object], columns: int = 80, *, before: str = "pass", out_to: int | None = None, **options: str
-) -> Screen:
-    """Run ``ckptool`` with these arguments after a statement, all of it, or all but standard output, on a terminal."""
+def on_terminal(arguments: Sequence[object], columns: int = 80, *, before: str = "pass", **options: str) -> Screen:
+    """Run ``ckptool`` with these arguments after a statement, on a terminal."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     code = (
@@ -47,10 +45,8 @@ def on_terminal(
     )
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "PAGER", "LESS")}
     environment = kept | {"TERM": "xterm-256color"} | options
-    out = follower if out_to is None else out_to
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=follower, stdout=out, stderr=follower, env=environment
-    ) as process:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment) as process:
         found = b""
         while process.poll() is None:
             if select.select([leader], [], [], 0.02)[0]:

@@ -19,10 +19,12 @@ import torch
 from torch import nn
 
 import ckptool
+from ckptool.fleet import row
 from ckptool.reference.nets import LeNet
 from tests import program
+from tests.checkpoints.digest_by_hand import digest as by_hand
 from tests.each import each
-from tests.program import OURS, VALID, invoke
+from tests.program import OURS, VALID, invoke, validated
 
 STATE_DICT = VALID / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
 CHECKPOINT = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
@@ -249,3 +251,22 @@ def test_a_file_of_a_folder_that_is_alone_is_no_one_of_several(tmp_path: Path) -
 
     assert "a file of a torch.distributed.checkpoint" in shown
     assert "1 file of" not in shown
+
+
+@pytest.mark.parametrize("name", ["model.pth", "wrapped.pth", "meta.pth"])
+def test_the_digest_is_the_one_that_anybody_can_compute(name: str, tmp_path: Path) -> None:
+    weights = {"body.weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(7)}
+    wrapped = {f"module.{key}": tensor for key, tensor in weights.items()}
+    torch.save({"state_dict": wrapped, "epoch": 3} if name == "wrapped.pth" else weights, tmp_path / name)
+    if name == "meta.pth":
+        torch.save({**weights, "lost": torch.zeros(2, device="meta")}, tmp_path / name)
+    said = run("-q", "--digest", tmp_path / name)
+    found = validated(as_json("--digest", tmp_path / name), "inspect")
+
+    if name == "meta.pth":
+        assert (found["digest"], found["digest_error"]) == (None, "no-plain-bytes")
+        assert "none: tensor 'lost' has no bytes in the file" in said
+    else:
+        assert (found["digest"], found["digest_error"]) == (by_hand(weights), None)
+        assert by_hand(weights) in said
+    assert found["digest"] == row(tmp_path / name, digest=True)["digest"]

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -300,8 +299,7 @@ def test_facts_before_and_after_are_lines_where_a_table_is_too_wide() -> None:
 
 
 def in_pipe(*arguments: object) -> list[str]:
-    done = subprocess.run([sys.executable, "-m", "ckptool", *map(str, arguments)], capture_output=True, text=True)
-    return done.stdout.splitlines()
+    return invoke(arguments).stdout.splitlines()
 
 
 @pytest.fixture(scope="module")

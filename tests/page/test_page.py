@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import re
+import shutil
+import stat
 import zipfile
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -16,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+import ckptool
 from ckptool.cli.page import ASSETS, SCRIPTS, joined_script
 from ckptool.messages import show_nbytes
+from tests.missing import on_windows
 from tests.page.pages import HOSTILE, content_of, mixture, report, rows_of, write_safetensors
 from tests.program import invoke
 
@@ -435,3 +439,31 @@ def test_sums_of_folders_in_folders_are_those_of_their_files(tmp_path: Path) -> 
     members = {one["name"]: (one["tensors"], one["nbytes"]) for one in found["members"]}
     assert members == {"a": (20, 2 * nbytes), "b": (30, 3 * nbytes)}
     assert " 0 B" not in invoke(["inspect", str(tmp_path)]).stdout
+
+
+ROOT = Path(ckptool.__file__).parents[1] / "fixtures"
+
+
+@on_windows("it has no modes for groups and others")
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("one", 0o644), ("one", 0o640), ("two", 0o600), ("folder", 0o600), ("refused", 0o600)]
+)
+def test_a_page_is_for_nobody_who_may_not_read_the_files(tmp_path: Path, kind: str, mode: int) -> None:
+    old = os.umask(0o022)
+    try:
+        folder = tmp_path / "of"
+        folder.mkdir()
+        path = folder / "a.pth"
+        shutil.copy(ROOT / "valid" / "lenet-state-dict-cpu-zip.pth", path)
+        if kind == "refused":
+            path.write_bytes(path.read_bytes()[:5000])
+        path.chmod(mode)
+        shutil.copy(ROOT / "valid" / "lenet-state-dict-cpu-zip.pth", tmp_path / "b.pth")
+        files = {"two": [tmp_path / "b.pth", path], "folder": [folder]}.get(kind, [path])
+
+        done = invoke(["report", *map(str, files), "-o", str(tmp_path / "page.html")])
+    finally:
+        os.umask(old)
+
+    assert done.exit_code == (2 if kind == "refused" else 0), done.output
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == mode
