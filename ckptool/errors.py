@@ -104,10 +104,6 @@ class CkptoolError(Exception):
         found = re.search(OPTION, self.hint or "")
         return found[1] if found else None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own __reduce__ would call __init__ without the keywords.
-        return _restore, (type(self), self.message), self.__dict__
-
 
 @contextmanager
 def about(path: str | None) -> Iterator[None]:
@@ -165,10 +161,6 @@ def reason_of(error: OSError) -> str:
     """Return why the system refused something."""
     found = _ON_WINDOWS.get(getattr(error, "winerror", 0))
     return found or (os.strerror(error.errno).lower() if error.errno else str(error))
-
-
-def _restore(cls: type[CkptoolError], message: str) -> CkptoolError:
-    return cls(message)
 
 
 class Failure(CkptoolError):

@@ -157,30 +157,13 @@ def no_room(headers: Sequence[str]) -> str:
     return f"… no room for {', '.join(headers)}; --wide shows all"
 
 
-_LINES_AT_ONCE: Final = 1000
-
-
-def say_sections(sections: Iterable[Section], width: int | None, before: Iterable[str] = ()) -> bool:
-    """
-    Print a report for a terminal of so many columns, with lines ``before`` it, and return whether there is one.
-
-    A table is printed apart from what stands before it: a long one takes time.
-    """
-    waiting: list[str] = []
+def say_sections(sections: Iterable[Section], width: int | None, before: Sequence[str] = ()) -> bool:
+    """Print a report for a terminal of so many columns, with lines ``before`` it, and return whether there is one."""
     is_empty = True
     for section in sections:
-        waiting += before if is_empty else ()
+        if lines := [*(before if is_empty else ()), *_laid_out(section, width)]:
+            say("\n".join(lines))
         is_empty = False
-        if waiting and isinstance(section, Lines | Table):
-            say("\n".join(waiting))
-            waiting.clear()
-        for line in _laid_out(section, width):
-            waiting.append(line)
-            if len(waiting) == _LINES_AT_ONCE:
-                say("\n".join(waiting))
-                waiting.clear()
-    if waiting:
-        say("\n".join(waiting))
     return not is_empty
 
 
