@@ -11,13 +11,12 @@ import click
 
 from ckptool.cli.options import AnyPath, far_options, pager_option, recipe_options, refuse_idle
 from ckptool.cli.printing import Failed, Json, Output, Result, Text
-from ckptool.cli.text import ProgressLine, in_options, pager, say, terminal_width
+from ckptool.cli.text import ProgressLine, advised, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import SCHEMA, DiffReport, sections_of
 from ckptool.errors import CkptoolError, Failure
 from ckptool.formats import open_checkpoint
-from ckptool.messages import show
 from ckptool.sections import Section
 from ckptool.sources.paths import shown_path
 
@@ -93,7 +92,7 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
         found = examine(other, shapes_of(one, key_a), one.path, key_b)
         command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
         if command is not None:
-            say(f"Hint: To compare them, give a copy of B the names of A.\nRun: {show(command)}", err=True)
+            say(advised(hint="To compare them, give a copy of B the names of A.", command=command), err=True)
 
 
 def _say_how_to_dequantise(a: str, b: str) -> None:
@@ -105,8 +104,8 @@ def _say_how_to_dequantise(a: str, b: str) -> None:
         found = [checkpoint for checkpoint in (one, other) if quantization_of(checkpoint) is not None]
         command = dense(found[0]).command if len(found) == 1 else None
         if command is not None:
-            fact = f"{show(found[0].path)} is quantised: to compare what its values stand for, make it plain first."
-            say(f"Hint: {fact}\nRun: {show(command)}", err=True)
+            hint = f"{found[0].path} is quantised: to compare what its values stand for, make it plain first."
+            say(advised(hint=hint, command=command), err=True)
 
 
 class _Compared(Result):

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
 from ckptool.arguments import as_utf8
 from ckptool.cli.options import AnyPath
 from ckptool.cli.printing import print_json, with_hints
-from ckptool.cli.text import say, with_options
+from ckptool.cli.text import advised, say
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import CkptoolError
 from ckptool.messages import show
 from ckptool.sources.paths import command_line, shown_path
 from ckptool.sources.paths import exists as is_there
-
-if TYPE_CHECKING:
-    from ckptool.checking.explain import Explanation
 
 SCHEMA = "ckptool.explain/2"
 _MOST_TEXT = 1 << 20
@@ -62,19 +57,10 @@ def print_explanations(text: str, path: str | None, *, as_json: bool) -> int:
         print_json({"schema": SCHEMA, "path": shown, "explanations": [one._asdict() for one in found]})
     elif not found:
         command = command_line(path or "FILE", "check")
-        say(f"not a message that is known here\nHint: Look at the file.\nRun: {show(command)}", err=True)
+        say(advised("not a message that is known here", hint="Look at the file.", command=command), err=True)
     for number, one in enumerate(found if not as_json else ()):
         if number:
             say("")
-        say("\n".join(_lines(one, shown)))
+        in_file = [] if shown is None or one.in_file is None else [f"{shown}: {one.in_file}"]
+        say(advised(f"{one.kind}: {one.meaning}", *in_file, hint=one.hint, command=one.command))
     return 0 if found else 1
-
-
-def _lines(one: Explanation, path: str | None) -> Iterator[str]:
-    yield f"{one.kind}: {show(one.meaning)}"
-    if path is not None and one.in_file is not None:
-        yield f"{show(path)}: {show(one.in_file)}"
-    if one.hint is not None:
-        yield f"Hint: {show(with_options(one.hint))}"
-    if one.command is not None:
-        yield f"Run: {show(one.command)}"

@@ -13,7 +13,7 @@ import click
 
 import ckptool.system as system
 from ckptool.cli.printing import print_json, with_hints
-from ckptool.cli.text import say, say_sections
+from ckptool.cli.text import advised, say, say_sections
 from ckptool.cli.verbs import Command, flag
 from ckptool.errors import MissingPackage, UnsupportedFeature
 from ckptool.sections import Section, Table
@@ -79,7 +79,7 @@ def example(target: str, *, force: bool) -> None:
     from ckptool.migration.migrate import migrate  # shells ask for completion when they start
 
     migrate(Path(__file__).with_name("example.pth"), target, form="same", force=force)
-    say(f"{target}: written\nRun: ckptool {system.quoted(target)}")
+    say(advised(f"{target}: written", command=f"ckptool {system.quoted(target)}"))
 
 
 _SHELLS = ("bash", "zsh", "fish", "powershell")

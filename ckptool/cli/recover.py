@@ -7,10 +7,10 @@ import sys
 import click
 
 from ckptool.cli.options import AnyPath
-from ckptool.cli.text import error_text, say
+from ckptool.cli.text import advised, error_text, say
 from ckptool.cli.verbs import Command
 from ckptool.errors import CkptoolError, MigrationRefused
-from ckptool.messages import show, show_nbytes
+from ckptool.messages import show_nbytes
 from ckptool.migration.output.editing import recover as recover_file
 from ckptool.sources.paths import command_line, shown_path
 
@@ -38,8 +38,8 @@ def recover(files: tuple[str, ...]) -> None:
             say(error_text(error), err=True)
             continue
         undone = f"what the edit had changed is as before it, {show_nbytes(done)} written back; whether anybody else "
-        undone += "wrote to the rest of the file meanwhile is not known\nRun: "
-        undone += show(command_line(path, "check", deep=True))
+        undone += "wrote to the rest of the file meanwhile is not known"
         whole = "it is whole, and was not changed: no edit had begun, or all of it was written"
-        say(f"{show(path)}: {undone if done else whole}")
+        command = command_line(path, "check", deep=True) if done else None
+        say(advised(f"{path}: {undone if done else whole}", command=command))
     sys.exit(code)

@@ -19,7 +19,7 @@ import click
 import ckptool.messages as messages
 from ckptool.checkpoints.summary import candidates
 from ckptool.cli.options import choices, pager_option
-from ckptool.cli.text import say
+from ckptool.cli.text import advised, say
 from ckptool.cli.verbs import flag, takes, together
 from ckptool.inspecting.columns import LONGEST_CELL, OTHER_SORT_KEYS, SORT_KEYS
 from ckptool.names.renaming import LONGEST, Filter, Trials, matched
@@ -211,7 +211,7 @@ class Selection:
             return False
         fact = f"{', '.join(none)} match{'es' * (len(none) == 1)} no name" if none else "no tensor is left to look at"
         hint = f"{self._wider if none else ''}If this is meant, say so with --allow-unmatched."
-        say(f"Error: {messages.show(fact)}\nHint: {messages.show(hint)}", err=True)
+        say(advised(f"Error: {fact}", hint=hint), err=True)
         return True
 
     def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:

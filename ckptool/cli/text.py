@@ -79,10 +79,15 @@ def in_options(sections: Iterable[Section]) -> Iterator[Section]:
 
 
 def error_text(error: CkptoolError) -> str:
-    """Return the one to three lines that a person sees of an error: the fact, what to do about it, what to run."""
-    hint = f"\nHint: {show(with_options(error.hint))}" if error.hint else ""
-    command = f"\nRun: {show(error.command)}" if error.command and error.command not in error.message else ""
-    return f"Error: {show(str(error))}{hint}{command}"
+    """Return the one to three lines that a person sees of an error."""
+    command = error.command if error.command and error.command not in error.message else None
+    return advised(f"Error: {error}", hint=error.hint, command=command)
+
+
+def advised(*facts: str, hint: str | None = None, command: str | None = None) -> str:
+    """Return facts, what to do about them and what to run, each as a line that is safe to print."""
+    lines = (*facts, hint and f"Hint: {with_options(hint)}", command and f"Run: {command}")
+    return "\n".join(show(line) for line in lines if line)
 
 
 _GOOD: Final = ("fine", "written", "edited in place", "nothing wrong found", "the same")
