@@ -259,9 +259,6 @@ def test_what_a_code_says_is_one_sentence() -> None:
         assert ". " not in says
 
 
-ROOT = Path(__file__).parents[2]
-
-
 def test_findings_of_all_files_are_results_with_their_paths(tmp_path: Path) -> None:
     evil, broken = tmp_path / "an evil one.pth", tmp_path / "broken.pth"
     evil.write_bytes(torch_zip({"w": tensor(storage()), "x": call(named("os", "system"), "true")}, {"0": floats()}))

@@ -25,11 +25,9 @@ from torch import nn
 from ckptool.checking.explain import Explanation, entries, explain
 from tests.device.tags import OfADevice
 from tests.each import each
-from tests.program import invoke, run
+from tests.program import INVALID, VALID, invoke, run
 from tests.scale import in_turn, times
 
-VALID = Path(__file__).parents[2] / "fixtures" / "valid"
-INVALID = Path(__file__).parents[2] / "fixtures" / "invalid"
 LENET = (VALID / "lenet-state-dict-cpu-zip.pth").read_bytes()
 STREAM = (VALID / "lstm-one-storage-cpu-legacy.pth").read_bytes()
 SAFETENSORS = (VALID / "safetensors-float32-cpu.safetensors").read_bytes()

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from ckptool.checking.explain import entries, explain
 from tests.each import each
-from tests.program import invoke
+from tests.program import VALID, invoke
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 LLAMA = [
     "model.embed_tokens.weight",
     *(f"model.layers.{n}.{m}.weight" for n in (0, 1) for m in ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj")),
@@ -377,7 +376,7 @@ COMMANDS = sorted({one.do.partition(" $ ")[2] for one in entries()} - {""})
 @each("command", COMMANDS)
 def test_each_command_of_the_table_works_on_a_file(command: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
-    path.write_bytes((FIXTURES / "checkpoint-ddp-forged-cuda0-zip.pth").read_bytes())
+    path.write_bytes((VALID / "checkpoint-ddp-forged-cuda0-zip.pth").read_bytes())
     words = {"FILE": str(path), "OUT.safetensors": str(tmp_path / "o"), "package.module:Class": "torch.nn:Identity"}
     done(shlex.join(words.get(word, word) for word in shlex.split(command)))
 

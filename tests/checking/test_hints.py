@@ -22,11 +22,10 @@ from ckptool import check
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.device.tags import real
-from tests.program import invoke
+from tests.program import VALID, invoke
 from tests.scale import exhaustive, in_turn, one_of_twins, some
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
-OURS = [path for path in sorted(FIXTURES.iterdir()) if path.suffix != ".json"]
+OURS = [path for path in sorted(VALID.iterdir()) if path.suffix != ".json"]
 
 
 def run(finding: Any) -> str:
@@ -94,7 +93,7 @@ def test_every_command_works_on_real_files(row: dict[str, str], tmp_path: Path) 
 def test_a_path_that_a_shell_would_take_apart_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("my model; rm -rf $HOME.pth", "-x.pth", "it's.pth"):
-        shutil.copyfile(FIXTURES / "device-forged-cuda0-zip.pth", name)
+        shutil.copyfile(VALID / "device-forged-cuda0-zip.pth", name)
         (finding,) = [one for one in check(name).findings if one.code == "CK503"]
         run(finding)
 

@@ -23,10 +23,9 @@ from ckptool import CheckReport, check, open_checkpoint
 from ckptool.reports import Finding
 from tests import zip_bytes
 from tests.build import floats, pickled, storage, tensor
+from tests.program import VALID
 from tests.scale import scaled, step, times
 from tests.zip_bytes import stored, whole
-
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 
 
 def saved(value: object, **options: Any) -> bytes:
@@ -99,7 +98,7 @@ def test_files_saved_without_checksums_are_not_called_damaged() -> None:
 
 @pytest.mark.parametrize("name", ["state-dict-plain-cpu-legacy.pth", "safetensors-float32-cpu.safetensors"])
 def test_formats_without_checksums_say_so_in_the_verdict(name: str) -> None:
-    report = check(FIXTURES / name, deep=True)
+    report = check(VALID / name, deep=True)
 
     assert report.worst is None
     assert "no checksums, so a changed byte would not show" in report.verdict

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ckptool import CheckReport, check, open_checkpoint
+from tests.program import VALID
 from tests.scale import step
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 FILES = [
     "lenet-state-dict-cpu-zip.pth",
     "checkpoint-ddp-forged-cuda0-zip.pth",
@@ -50,8 +50,8 @@ def salvaged(report: CheckReport) -> tuple[int, int, int, str] | None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_said_to_be_whole_is_and_nothing_else(name: str) -> None:
-    data = (FIXTURES / name).read_bytes()
-    ends = ends_of(FIXTURES / name)
+    data = (VALID / name).read_bytes()
+    ends = ends_of(VALID / name)
     told = 0
     shares = {len(data) * share // 40 for share in range(1, 40, step(9))}
     for cut in shares | set(ends.values()) | {end - 1 for end in ends.values()}:
@@ -71,7 +71,7 @@ def test_what_is_said_to_be_whole_is_and_nothing_else(name: str) -> None:
 
 
 def test_missing_bytes_are_those_of_tensors() -> None:
-    data = (FIXTURES / "safetensors-float32-cpu.safetensors").read_bytes()
+    data = (VALID / "safetensors-float32-cpu.safetensors").read_bytes()
     _, _, missing, _ = salvaged(check(data[:-100])) or (0, 0, 0, "")
 
     assert missing == 100

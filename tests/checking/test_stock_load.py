@@ -18,16 +18,14 @@ from ckptool import check
 from tests.build import call, named, ops, pickled, raw, torch_zip
 from tests.corpus.test_corpus import FOLDER, ROWS
 from tests.each import each
+from tests.program import VALID
 from tests.scale import some
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 # map_location does not reach tensors that are rebuilt on their device from a stream: what that says of this machine is
 # not about the file.
 NEEDS_ITS_DEVICE = "device-rebuilt-forged-xla0-legacy.pth"
 OURS = [
-    path
-    for path in sorted(FIXTURES.iterdir())
-    if path.suffix in (".pth", ".pt", ".pt2") and path.name != NEEDS_ITS_DEVICE
+    path for path in sorted(VALID.iterdir()) if path.suffix in (".pth", ".pt", ".pt2") and path.name != NEEDS_ITS_DEVICE
 ]
 
 

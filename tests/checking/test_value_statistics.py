@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from tests.each import each
-from tests.program import invoke, run
+from tests.program import VALID, invoke, run
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 FLOATS = (
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
     "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz",
@@ -142,7 +141,7 @@ def test_a_file_by_tensor_and_by_module(tmp_path: Path) -> None:
 
 
 def test_every_fixture_has_statistics_or_a_reason() -> None:
-    for path in sorted(FIXTURES.glob("*-zip.pth")):
+    for path in sorted(VALID.glob("*-zip.pth")):
         for row in statistics(path).values():
             assert (row["values"] is None) == (row["why"] is not None)
 
@@ -163,7 +162,7 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
 def test_without_numpy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
 
-    assert 'pip install "ckptool[stat]"' in invoke(["stat", str(FIXTURES / "lenet-state-dict-cpu-zip.pth")]).output
+    assert 'pip install "ckptool[stat]"' in invoke(["stat", str(VALID / "lenet-state-dict-cpu-zip.pth")]).output
 
 
 def test_a_tensor_that_cannot_be_read_is_exit_code_1(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from click.testing import Result
 import ckptool
 import ckptool.cli.migrate as verb
 from tests import build
-from tests.program import invoke
+from tests.program import VALID, invoke
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "valid"
 STATE_DICT = "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
 CHECKPOINT = "checkpoint-ddp-forged-cuda0-zip.pth"
 LEGACY_MODEL = "lenet-model-forged-cuda0-legacy.pth"
@@ -37,7 +36,7 @@ def as_json(*arguments: object, code: int = 0) -> Any:
 @pytest.fixture(autouse=True)
 def at_fixtures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (STATE_DICT, CHECKPOINT, LEGACY_MODEL):
-        (tmp_path / name).symlink_to(FIXTURES / name)
+        (tmp_path / name).symlink_to(VALID / name)
     monkeypatch.chdir(tmp_path)
 
 
@@ -214,7 +213,7 @@ def test_two_sources_are_told_how_both_are_written() -> None:
 
 def test_two_sources_of_one_name_are_refused_before_anything_is_written() -> None:
     Path("other").mkdir()
-    Path("other", STATE_DICT).symlink_to(FIXTURES / STATE_DICT)
+    Path("other", STATE_DICT).symlink_to(VALID / STATE_DICT)
     result = run(STATE_DICT, f"other/{STATE_DICT}", "--out-dir", "out", "--force")
 
     assert result.exit_code == 2

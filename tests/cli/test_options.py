@@ -16,7 +16,7 @@ from ckptool import MigrationRefused
 from ckptool.cli import cli
 from ckptool.cli.verbs import VERBS
 from tests.each import each
-from tests.program import invoke, run
+from tests.program import VALID, invoke, run
 from tests.scale import in_turn
 
 WITH_VALUES = [
@@ -126,7 +126,6 @@ def test_a_key_is_given_once(option: str, model: str) -> None:
     assert f"{option}: 'a' is given twice" in done.stderr
 
 
-VALID = Path(ckptool.__file__).parents[1] / "fixtures" / "valid"
 A = str(VALID / "lenet-state-dict-cpu-zip.pth")
 OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
 

@@ -23,14 +23,13 @@ from ckptool.cli.text import ProgressLine
 from ckptool.messages import labelled
 from tests.each import each
 from tests.missing import on_windows
-from tests.program import invoke
+from tests.program import VALID, invoke
 from tests.scale import some
 
 pytestmark = on_windows("it has no POSIX terminal")
 if os.name == "posix":
     from tests.cli.pty_run import STYLES, Screen, on_terminal
 
-VALID = Path(__file__).parents[2] / "fixtures" / "valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 WARNED = VALID / "lenet-model-forged-cuda0-legacy.pth"
 LONG: list[list[object]] = [["check", "--deep", FINE], ["diff", FINE, FINE], ["stat", FINE], ["migrate", FINE, "DST"]]

@@ -16,11 +16,11 @@ from ckptool.cli.page import add_values, document, packed
 from ckptool.torch_ops.statistics import Statistics
 from tests.page.browser import MISSING, Browser
 from tests.page.pages import HOSTILE, content_of, mixture, report, rows_of, write_safetensors
+from tests.program import VALID
 from tests.scale import exhaustive
 
 pytestmark = [exhaustive, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
-VALID = Path(__file__).parents[2] / "fixtures/valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 TRAINING = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
 MODEL = VALID / "lenet-model-forged-cuda0-legacy.pth"

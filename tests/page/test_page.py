@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-import ckptool
 from ckptool.cli.page import ASSETS, SCRIPTS, joined_script
 from ckptool.messages import show_nbytes
 from tests.missing import on_windows
 from tests.page.pages import HOSTILE, content_of, mixture, report, rows_of, write_safetensors
-from tests.program import invoke
+from tests.program import VALID, invoke
 
-VALID = Path(__file__).parents[2] / "fixtures/valid"
 FINE = VALID / "lenet-state-dict-cpu-zip.pth"
 TRAINING = VALID / "checkpoint-ddp-forged-cuda0-zip.pth"
 
@@ -441,9 +439,6 @@ def test_sums_of_folders_in_folders_are_those_of_their_files(tmp_path: Path) -> 
     assert " 0 B" not in invoke(["inspect", str(tmp_path)]).stdout
 
 
-ROOT = Path(ckptool.__file__).parents[1] / "fixtures"
-
-
 @on_windows("it has no modes for groups and others")
 @pytest.mark.parametrize(
     ("kind", "mode"), [("one", 0o644), ("one", 0o640), ("two", 0o600), ("folder", 0o600), ("refused", 0o600)]
@@ -454,11 +449,11 @@ def test_a_page_is_for_nobody_who_may_not_read_the_files(tmp_path: Path, kind: s
         folder = tmp_path / "of"
         folder.mkdir()
         path = folder / "a.pth"
-        shutil.copy(ROOT / "valid" / "lenet-state-dict-cpu-zip.pth", path)
+        shutil.copy(FINE, path)
         if kind == "refused":
             path.write_bytes(path.read_bytes()[:5000])
         path.chmod(mode)
-        shutil.copy(ROOT / "valid" / "lenet-state-dict-cpu-zip.pth", tmp_path / "b.pth")
+        shutil.copy(FINE, tmp_path / "b.pth")
         files = {"two": [tmp_path / "b.pth", path], "folder": [folder]}.get(kind, [path])
 
         done = invoke(["report", *map(str, files), "-o", str(tmp_path / "page.html")])
