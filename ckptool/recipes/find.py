@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -90,7 +90,12 @@ def read_recipe(given: str | os.PathLike[str]) -> Recipe:
         near = f"The nearest are {some(by_likeness(text, names))}. " if names else ""
         hint = f"{near}A recipe of your own is a path that ends in '.toml'."
         raise MigrationRefused(f"there is no recipe {text!r}", kind="no-such-recipe", hint=hint)
-    return _from_file(text, os.path.join(_NAMED, text + _SUFFIX))
+    return _of_ours(text)
+
+
+@cache  # each of many files may be compared with what all of them make
+def _of_ours(name: str) -> Recipe:
+    return _from_file(name, os.path.join(_NAMED, name + _SUFFIX))
 
 
 def _from_file(name: str, path: str) -> Recipe:

@@ -18,6 +18,7 @@ from ckptool.cli import cli
 from ckptool.cli.verbs import EXAMPLES, GROUPS, SECTIONS, VERBS, WORDS, Verbs
 from tests.each import each
 from tests.program import invoke
+from tests.scale import some
 
 FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "valid" / "state-dict-plain-cpu-zip.pth")
 
@@ -259,17 +260,17 @@ def test_errors_of_usage_say_how_it_is_given(words: list[str], said: str) -> Non
     assert result.stderr.endswith(said)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["insp"], "inspect"),
-        (["inspect", "--tre"], "--tree"),
-        (["migrate", "--weights", "em"], "ema"),
-        (["inspect", "--columns", "name,dev"], "name,device"),
-        (["migrate", "--to", "cp"], "cpu"),
-        (["check", "mod"], "file"),
-    ],
-)
+COMPLETED = [
+    (["insp"], "inspect"),
+    (["inspect", "--tre"], "--tree"),
+    (["migrate", "--weights", "em"], "ema"),
+    (["inspect", "--columns", "name,dev"], "name,device"),
+    (["migrate", "--to", "cp"], "cpu"),
+    (["check", "mod"], "file"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), some(COMPLETED, 2))
 def test_bash_completes_words_options_choices_and_files(words: list[str], expected: str, tmp_path: Path) -> None:
     if shutil.which("bash") is None:  # what it would ask
         asked = {"COMP_WORDS": " ".join(["ckptool", *words]), "COMP_CWORD": str(len(words))}
@@ -309,7 +310,7 @@ def test_the_help_lists_what_each_verb_says_of_itself_and_imports_none() -> None
     assert listed == {verb: one.get_short_help_str(200) for verb, one in commands.items() if one is not None}
     code = "import sys; from ckptool.cli import cli\ntry: cli.main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {f"ckptool.cli.{verb}" for verb in listed} & set(done.stdout.split())
+    assert not {f"ckptool.cli.{verb}" for verb in (*listed, "more")} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("verb", GROUPS)
