@@ -61,7 +61,6 @@ class Archive(Mapping[str, Record]):
         self._inflatable = limits.inflated(source.nbytes)
         self._kept: dict[str, bytes] = {}
         self._room = _KEPT_NBYTES
-        self._called: dict[str, list[str]] = {}
 
     def __getitem__(self, name: str) -> Record:
         return self.records[name]
@@ -74,11 +73,8 @@ class Archive(Mapping[str, Record]):
 
     def called(self, last: str) -> list[str]:
         """Return the names of the members whose path ends in this part."""
-        found = self._called.get(last)
-        if found is None:  # each format asks, of thousands of members
-            ending = f"/{last}"
-            found = self._called[last] = [name for name in self.records if name.endswith(ending) or name == last]
-        return found
+        ending = f"/{last}"
+        return [name for name in self.records if name.endswith(ending) or name == last]
 
     def content(self, name: str) -> Source:
         """Return a member's content as a source: a slice of the file, or its bytes inflated on each read."""

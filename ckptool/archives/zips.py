@@ -96,7 +96,6 @@ _UNREAD = "the local headers of {count} members were not read, which is done tog
 # Patterns that most files do not need are compiled when they are needed: it takes as long as a module.
 _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 """No control characters or backslashes, not absolute."""
-_USUAL_NAMES = re.compile(rb"\w[\w./-]*(?:\n\w[\w./-]*)*")
 _WAY_UP: Final = r"(?:.*/)?\.\.(?:/.*)?"
 _ALIGNMENT: Final = 64
 _SIGNATURE: Final = 4
@@ -130,7 +129,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     gaps: list[range] = []
     ahead = ReadAhead(source)
     entries.sort(key=attrgetter("header"))
-    names = _names(entries)
+    names = list(map(_name, entries))
     places = _places(source, entries, names, directory.offset)
     for entry, name, place in zip(entries, names, places, strict=True):
         if entry.header < position:
@@ -266,14 +265,6 @@ def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, 
         if block.startswith(whole, at) and len(whole) <= room:
             return len(whole)
     return 0
-
-
-def _names(entries: list[Entry]) -> list[str]:
-    """Return the names of the members, decoded: all at once where none is unusual."""
-    joined = b"\n".join([entry.name for entry in entries])
-    if _USUAL_NAMES.fullmatch(joined) and b".." not in joined and joined.count(b"\n") == len(entries) - 1:
-        return joined.decode("ascii").split("\n")
-    return [_name(entry) for entry in entries]
 
 
 def _name(entry: Entry) -> str:

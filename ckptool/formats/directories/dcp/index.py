@@ -17,16 +17,14 @@ megatron/core/dist_checkpointing/strategies/torch.py of megatron-core 0.7 to 0.1
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from io import BytesIO
 from itertools import pairwise
 from math import prod
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
@@ -40,7 +38,7 @@ from ckptool.pickles.reader import read_pickle
 from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.dtypes import DType
+from ckptool.tensors.dtypes import BY_NAME, DType
 from ckptool.tensors.pieces import Box, Piece, boxes_of, check_tiling
 from ckptool.tensors.rebuild import as_dtype, as_sizes
 from ckptool.tensors.tensor import MAX_RANK, MAX_SIZE, TensorInfo, is_size, row_major
@@ -55,7 +53,6 @@ _MOST_FIELDS: Final = 64
 _FLATTENED: Final = "nd_reformulated_orig_global_shape"
 _OF_MEGATRON: Final = ("all_local_plans", "mcore_data")
 _AGAIN: Final = "Get the folder again, from one save."
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _Places: TypeAlias = "dict[str, list[tuple[tuple[Inert, ...] | None, Item]]]"
 """The items of each name, with their offsets; None for those of values."""
 
@@ -236,67 +233,10 @@ def read_index(source: FileSource, name: str, limits: Limits) -> Index:
         LimitExceeded: It has too many names.
     """
     with within(repr(name), known=repr(name)):
-        index, lines = _read(source, name, limits)
-    return index._replace(entries=dict(lines.entries()))
+        return _read(source, name, limits)
 
 
-class _Lines:
-    """
-    Entries as lines of JSON, of which they are made when the nodes are gone.
-
-    What is made while the nodes are there lies between them, so that their memory is not given back: a fifth of all
-    that a migration of 20,000 small tensors takes.
-    """
-
-    def __init__(self) -> None:
-        self._lines = BytesIO()
-        self._dtypes: list[DType] = []
-        self._faults: dict[str, CkptoolError] = {}
-
-    def value(self, name: str, item: Item | None) -> None:
-        self._lines.write(_line(name, item))
-
-    def tensor(self, name: str, entry: Entry) -> None:
-        if entry.dtype not in self._dtypes:
-            self._dtypes.append(entry.dtype)
-        if entry.fault is not None:
-            self._faults[name] = entry.fault
-        dtype = self._dtypes.index(entry.dtype)
-        self._lines.write(_line(name, entry.items, dtype, entry.shape, entry.boxes))
-
-    def entries(self) -> Iterator[tuple[str, Entry | Item | None]]:
-        """Yield each by its name. Consecutive ones that are cut alike share their shape and boxes."""
-        before: list[object] = []
-        boxes: list[Box] = []
-        shape: tuple[int, ...] = ()
-        self._lines.seek(0)
-        for line in self._lines:
-            name, items, *rest = json.loads(str(line, "utf-8", "surrogatepass"))
-            if not rest:
-                yield name, _item(items)
-                continue
-            dtype, *cut = rest
-            if cut != before:
-                before = cut
-                shape, boxes = tuple(cut[0]), [(tuple(offsets), tuple(sizes)) for offsets, sizes in cut[1]]
-            own = tuple(map(_item, items))
-            yield name, Entry(self._dtypes[dtype], shape, boxes, own, self._faults.get(name))
-
-
-def _item(row: list[Any] | None) -> Item | None:
-    if row is None:
-        return None
-    file, offset, nbytes, transforms = row
-    return Item(file, offset, nbytes, tuple(transforms))
-
-
-def _line(*row: object) -> bytes:
-    # Not as escapes: two halves of a surrogate pair, which pickles can hold apart, would be one character then.
-    return _ENCODER.encode(row).encode("utf-8", "surrogatepass") + b"\n"
-
-
-def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]:
-    """Return what an index says, its entries apart."""
+def _read(source: FileSource, name: str, limits: Limits) -> Index:
     pickled = read_pickle(source, field_names=FieldNames())
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
@@ -305,7 +245,8 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]
     stream = Stream(name, source, 0, pickled.end, pickled.globals, is_index=True, rest=rest, opcodes=pickled.opcodes)
     del pickled
     places, uses = _places(_pairs(nodes.lookup(fields, "storage_data")), limits)
-    lines = _Lines()
+    entries: dict[str, Entry | Item | None] = {}
+    before = Entry(BY_NAME["float32"], (), (), ())
     whole_shapes = _whole_shapes(nodes.lookup(fields, "mcore_data"))
     described = _pairs(nodes.lookup(fields, "state_dict_metadata"))
     if len(described) > limits.tensors:
@@ -322,7 +263,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]
             whole = [item for offsets, item in own if offsets is None]
             if len(whole) > 1:
                 raise _twice(key)
-            lines.value(key, whole[0] if whole else None)
+            entries[key] = whole[0] if whole else None
         else:
             found = _entry(key, _fields(entry), own)
             if key in whole_shapes and (fault := _flattened_fault(key, whole_shapes[key], found.shape, found.boxes)):
@@ -331,11 +272,13 @@ def _read(source: FileSource, name: str, limits: Limits) -> tuple[Index, _Lines]
             left -= len(found.boxes)
             if left < 0:
                 raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
-            lines.tensor(key, found)
+            if (found.shape, found.boxes) == (before.shape, before.boxes):  # as most are: so they share these
+                found = found._replace(shape=before.shape, boxes=before.boxes)
+            entries[key] = before = found
     paths = _paths(nodes.lookup(fields, "planner_data"), source.nbytes)
     strays = sum(map(len, places.values()))
     is_megatrons = any(name in _OF_MEGATRON for name, _ in fields)
-    return Index({}, paths, uses, (stream,), strays, whole_shapes, is_megatrons), lines
+    return Index(entries, paths, uses, (stream,), strays, whole_shapes, is_megatrons)
 
 
 def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, Use]]:
