@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[1]
 _MOST_DESCRIPTORS = 1024
@@ -52,6 +53,33 @@ def peak_nbytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS counts in bytes
+
+
+def in_a_fork(work: Callable[[], dict[str, Any]], patience: int) -> dict[str, Any]:
+    """Return what a copy of this process comes to, or how it was ``broken``; after so many seconds, it is killed."""
+    assert sys.platform != "win32"
+    import json
+    import signal
+    import traceback
+
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        signal.alarm(patience)
+        try:
+            said = json.dumps(work())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
+            said = json.dumps({"broken": "".join(traceback.format_exception(error))[-2000:]})
+        with os.fdopen(writing, "w") as stream:
+            stream.write(said)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    status = os.waitpid(pid, 0)[1]
+    found: dict[str, Any] = json.loads(said) if said else {"broken": f"killed by signal {os.WTERMSIG(status)}"}
+    return found
 
 
 def run_within(nbytes: int, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -1,9 +1,11 @@
 """Members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from zlib import crc32
 
 from ckptool.errors import DamagedFile, Failure, LimitExceeded
 from ckptool.limits import Limits
@@ -134,8 +136,6 @@ class Archive(Mapping[str, Record]):
 
     def damage(self, names: Iterable[str]) -> str | None:
         """Return what is wrong with the first of these small members that does not match its checksum, or None."""
-        from zlib import crc32
-
         for name in names:
             record = self.records.get(name)
             if record is None or not record.crc32 or record.compression != "stored":
@@ -180,8 +180,6 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
         LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
         DamagedFile: It is damaged, or longer or shorter than it claims.
     """
-    from zlib import crc32
-
     content = b"".join(_inflated(source, record, limits))
     if record.crc32 and crc32(content) != record.crc32:
         raise DamagedFile(f"record {record.name!r} is damaged: its CRC-32 does not match")
@@ -192,8 +190,6 @@ def check_records(
     archive: Archive, limits: Limits, meter: "Meter", watch: "Take | None" = None
 ) -> tuple[list[tuple[Record, str]], list[Record]]:
     """Return the records that are damaged, with how, and those without a checksum. See ``checksums_of_file``."""
-    from zlib import crc32
-
     from ckptool.sources.checksums import checksums_of_file  # most archives are only listed
 
     records = [record for record in archive.values() if record.crc32 is not None]
@@ -231,8 +227,6 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
 
 def _unpacked(source: Source, record: Record, limits: Limits, step: int) -> Iterator[bytes]:
     """Yield the same in pieces of up to ``step`` bytes, whatever it grows to."""
-    import zlib
-
     unpacker = zlib.decompressobj(-15)
     done = position = 0
     pending = b""

@@ -6,8 +6,10 @@ joblib writes all of them; a state dict that was packed by hand is in one, too.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -45,15 +47,6 @@ class Compression(NamedTuple):
     start: Callable[[], _Unpacker]
 
 
-def _zlib(window: int) -> Callable[[], _Unpacker]:
-    def start() -> _Unpacker:
-        import zlib
-
-        return zlib.decompressobj(window)
-
-    return start
-
-
 def _bz2() -> _Unpacker:
     import bz2
 
@@ -73,8 +66,8 @@ def _lzma(form: int) -> Callable[[], _Unpacker]:
     return start
 
 
-GZIP: Final = Compression("gzip", b"\x1f\x8b", _zlib(31))
-ZLIB: Final = Compression("zlib", b"\x78", _zlib(15))
+GZIP: Final = Compression("gzip", b"\x1f\x8b", partial(zlib.decompressobj, 31))
+ZLIB: Final = Compression("zlib", b"\x78", zlib.decompressobj)
 LZMA: Final = Compression("lzma", b"\x5d\0", _lzma(_ALONE))
 _KINDS: Final = (
     GZIP,
@@ -145,8 +138,6 @@ def _unpacks(kind: Compression, head: bytes) -> bool:
 
 def _errors() -> tuple[type[Exception], ...]:
     """Return what unpackers raise for bytes that they cannot unpack."""
-    import zlib
-
     found: list[type[Exception]] = [zlib.error, OSError, EOFError, ValueError]
     try:
         import lzma

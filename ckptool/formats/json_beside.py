@@ -19,6 +19,7 @@ from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.checkpoints.summary import may_be_quantized
 from ckptool.errors import Failure
 from ckptool.formats.filenames import ADAPTER
+from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, quoted, some
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_far, is_likely
@@ -129,8 +130,6 @@ def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
 
 
 def _object(data: bytes, name: str, cancellation: Cancellation | None = None) -> Mapping[str, object]:
-    from ckptool.formats.strict_json import parse_object
-
     return parse_object(data, name, "json", cancellation, has_constants=True)
 
 

@@ -22,6 +22,7 @@ from ckptool.errors import (
     let_go,
     within,
 )
+from ckptool.formats import slices
 from ckptool.formats.members import holds_tensors, listed, member, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
@@ -99,8 +100,6 @@ def read_member(probe: Probe, name: str) -> Parsed:
 
 def _as_part(probe: Probe, archive: Archive, name: str, parsed: Parsed) -> Parsed:
     """Return a member with the set that it is one of, going by its name and by what is in the others."""
-    from ckptool.formats import slices  # few archives hold slices
-
     return slices.as_part(parsed, name, "", list(archive), lambda other: probe.read_inner(archive.open(other)))
 
 
@@ -139,8 +138,6 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     opened, failures = _open_members(probe, archive, folders)
     holding = {name: found for name, found in opened.items() if holds_tensors(found)}
     weights = with_weights(holding)
-    from ckptool.formats import slices
-
     apart = slices.together(holding) if len(holding) > 1 else None
     for candidates in () if apart else (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:

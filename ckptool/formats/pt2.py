@@ -17,11 +17,14 @@ See torch/export/pt2_archive/_package.py and torch/_export/serde/schema.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ckptool.archives.archive import Archive, Record
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Traits, under
 from ckptool.errors import AmbiguousFile, Failure, MalformedFile
 from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse_member
 from ckptool.tensors import dtypes
 from ckptool.tensors.tensor import StorageRef, TensorInfo, check_extent
 
@@ -50,11 +53,15 @@ def read(probe: Probe) -> Parsed:
     assert archive is not None  # sniff saw it
     contents, constants, pickled = Contents(), dict[str, TensorInfo](), set[str]()
     folder = _new_folder(archive)
-    if folder is None:
-        older = _read_old(probe, archive, contents, constants)
-    else:
-        older = []
-        _read_new(probe, archive, folder, contents, constants, pickled)
+    older = _read_old(probe, archive, contents, constants) if folder is None else []
+    for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS, pickled):
+        named = under(model, infos) if model else infos
+        if twice := named.keys() & contents.tensors.keys():
+            raise AmbiguousFile(f"two tensors are called {min(twice)!r}", kind="ambiguous-name")
+        contents.groups.append(Group(model, "module", list(named), class_name=_CLASS))
+        contents.tensors |= named
+    for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS, pickled):
+        constants |= under(f"constants.{model}" if model else "constants", infos)
     streams, unopened = [stream for one in older for stream in one.streams], []
     for name in archive:
         if name in pickled or _is_pickled(archive[name]):
@@ -96,53 +103,29 @@ def _old_folder(archive: Archive) -> str | None:
     return found[0][: -len(_OLD_PROGRAM)] if found else None
 
 
-def _read_new(
-    probe: Probe,
-    archive: Archive,
-    folder: str,
-    contents: Contents,
-    constants: dict[str, TensorInfo],
-    pickled: set[str],
-) -> None:
-    for model, infos in _read_configs(probe, archive, folder, *_WEIGHTS, pickled).items():
-        group = Group(model, "module", class_name=_CLASS)
-        contents.groups.append(group)
-        for name, info in infos.items():
-            full = f"{model}.{name}" if model else name
-            if full in contents.tensors:
-                raise AmbiguousFile(f"two tensors are called {full!r}", kind="ambiguous-name")
-            contents.tensors[full] = info
-            group.names.append(full)
-    for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS, pickled).items():
-        constants |= under(f"constants.{model}" if model else "constants", infos)
-
-
 def _read_configs(
-    probe: Probe, archive: Archive, folder: str, kind: str, suffix: str, pickled: set[str]
-) -> dict[str, dict[str, TensorInfo]]:
+    probe: Probe, archive: Archive, folder: str | None, kind: str, suffix: str, pickled: set[str]
+) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
     """
-    Return the tensors of each program in the archive, by its name; the name of the only one is left out.
+    Yield the tensors of each program in the archive, with its name; that of the only one is left out.
 
     The records that are pickled are added to ``pickled``.
     """
     place = f"{folder}data/{kind}/"
-    configs = [name for name in archive if name.startswith(place) and name.endswith(suffix)]
-    models: dict[str, dict[str, TensorInfo]] = {}
+    configs = [name for name in archive if folder is not None and name.startswith(place) and name.endswith(suffix)]
     storages: dict[str, StorageRef] = {}
     for config in configs:
-        tensors = models.setdefault("" if len(configs) == 1 else config[len(place) : -len(suffix)], {})
+        tensors: dict[str, TensorInfo] = {}
         for name, entry in _entries(archive, config).items():
             if entry.get("use_pickle"):
                 pickled.add(f"{place}{entry.get('path_name')}")
             info = _tensor(probe, archive, place, name, entry, storages)
             if info is not None:
                 tensors[name] = info
-    return models
+        yield "" if len(configs) == 1 else config[len(place) : -len(suffix)], tensors
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
-    from ckptool.formats.strict_json import parse_member  # JSON is not what most files need
-
     config = parse_member(archive, name, "pt2").get("config")
     if not (isinstance(config, dict) and all(isinstance(entry, dict) for entry in config.values())):
         raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2")

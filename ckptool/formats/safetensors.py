@@ -26,6 +26,7 @@ from ckptool.errors import (
     UnsupportedFeature,
 )
 from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse, parse_object
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, quoted, some
 from ckptool.sources.source import Source
@@ -223,8 +224,6 @@ def _decoded(text: str | None, cancellation: Cancellation | None) -> object:
     """Return the JSON in an entry of ours; None if it is malformed, which makes no tensor unreadable."""
     if not text:
         return None
-    from ckptool.formats.strict_json import parse
-
     try:
         return parse(text.encode(), "an entry of __metadata__", "metadata", cancellation)
     except UnreadableFile:
@@ -248,8 +247,6 @@ def places(source: Source) -> dict[str, tuple[int, int]]:
 
 
 def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, object]:
-    from ckptool.formats.strict_json import parse_object  # JSON is not what most files need
-
     if data.startswith(b'{},"__metadata__":'):
         fact = "a safetensors header of metadata alone, which safetensors 0.4 and older wrote as no JSON"
         raise MalformedFile(fact, kind="malformed-safetensors", hint="It holds no tensors: save the weights again.")
@@ -339,8 +336,6 @@ def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:
 
 def begins_at_zero(text: str) -> bool:
     """Say whether all places of tensors, of which a file of safetensors tells, are their beginnings."""
-    from ckptool.formats.strict_json import parse_object
-
     places = parse_object(text.encode(), OF_PIECES, "sharding").values()
     found = [place.get("saved_offsets") if isinstance(place, dict) else None for place in places]
     return all(isinstance(offsets, list) and not any(offsets) for offsets in found)

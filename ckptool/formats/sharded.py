@@ -32,8 +32,10 @@ from ckptool.formats import safetensors
 from ckptool.formats.filenames import lacking
 from ckptool.formats.members import with_files
 from ckptool.formats.probe import Probe
+from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
+from ckptool.sources.descriptors import components
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.source import Source, SourceInFolder
 
@@ -131,8 +133,6 @@ def _merged(
 
 def _parse(index: SourceInFolder, limits: Limits) -> tuple[dict[str, str], int | None, dict[str, str]]:
     """Return the shard of each tensor, the size of all, and what else an index says in text: which names are tied."""
-    from ckptool.sources.descriptors import components  # what most files do not need
-
     if index.nbytes > limits.header_nbytes:
         fact = f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed"
         raise LimitExceeded(fact, needed=index.nbytes, actual=limits.header_nbytes)
@@ -161,8 +161,6 @@ def refuse_many(count: int, limits: Limits) -> None:
 
 
 def _object(data: bytes) -> dict[str, object]:
-    from ckptool.formats.strict_json import parse_object
-
     try:
         return parse_object(data, "the index of shards", "index")
     except MalformedFile as error:

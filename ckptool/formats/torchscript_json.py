@@ -23,6 +23,7 @@ from ckptool.checkpoints.parsed import Parsed, Traits, under
 from ckptool.errors import AmbiguousFile, LimitExceeded, MalformedFile
 from ckptool.formats.probe import Probe
 from ckptool.formats.pt2 import stored
+from ckptool.formats.strict_json import parse_member
 from ckptool.limits import Limits
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.tensor import Kind, StorageRef, TensorInfo, check_extent
@@ -61,8 +62,6 @@ def read(probe: Probe) -> Parsed:
     archive = probe.zip
     assert archive is not None  # sniff saw it
     root = _root(archive) or ""
-    from ckptool.formats.strict_json import parse_member  # JSON is not what most files need
-
     index = parse_member(archive, f"{root}{_INDEX}", "torchscript")
     module = index.get("mainModule")
     if not isinstance(module, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,17 @@ def wrong(of: Path | CheckReport) -> list[str]:
     return [one.code for one in report.findings if one.severity != "info"]
 
 
-def refused(path: Path | str) -> CkptoolError:
-    """Return the error of opening it."""
-    with pytest.raises(CkptoolError) as caught:
-        ckptool.open_checkpoint(path)
+def refused(
+    origin: Any,
+    error: type[CkptoolError] | tuple[type[CkptoolError], ...] = CkptoolError,
+    match: str | None = None,
+    *,
+    by: Callable[..., object] = ckptool.open_checkpoint,
+    **options: Any,
+) -> CkptoolError:
+    """Return the error of opening something, or of another call with it, which is of this type, and says that."""
+    with pytest.raises(error, match=match) as caught:
+        by(origin, **options)
     return caught.value
 
 

@@ -18,6 +18,7 @@ from ckptool import LimitExceeded, Limits, MalformedFile
 from ckptool.errors import AmbiguousFile
 from tests.each import each
 from tests.formats.dcp_folder import Boxes, Writer, rows
+from tests.formats.said import refused
 
 TENSORS = {"a": torch.arange(12.0).reshape(4, 3), "b": torch.arange(6.0)}
 
@@ -67,23 +68,19 @@ def with_field(of: Callable[[Any], Any], name: str, value: object) -> Callable[[
 def test_what_is_wrong_is_said(change: Callable[[Any], None], message: str, tmp_path: Path) -> None:
     writer = written(tmp_path)
     change(writer.metadata)
-    with pytest.raises(ckptool.MalformedFile, match=message) as caught:
-        ckptool.open_checkpoint(writer.close())
-    assert caught.value.message.startswith("'.metadata': ")
+    assert refused(writer.close(), ckptool.MalformedFile, message).message.startswith("'.metadata': ")
 
 
 def test_something_else_is_no_index(tmp_path: Path) -> None:
     folder = written(tmp_path).close()
     (folder / ".metadata").write_bytes(pickle.dumps(OrderedDict(a=1)))
-    with pytest.raises(ckptool.MalformedFile, match="OrderedDict and no Metadata"):
-        ckptool.open_checkpoint(folder)
+    refused(folder, ckptool.MalformedFile, "OrderedDict and no Metadata")
 
 
 def test_names_are_limited(tmp_path: Path) -> None:
     folder = written(tmp_path).close()
-    with pytest.raises(ckptool.LimitExceeded, match="more than 1 names") as caught:
-        ckptool.open_checkpoint(folder, limits=Limits(tensors=1))
-    assert (caught.value.needed, caught.value.actual) == (2, 1)
+    caught = refused(folder, ckptool.LimitExceeded, "more than 1 names", limits=Limits(tensors=1))
+    assert (caught.needed, caught.actual) == (2, 1)
 
 
 def test_what_a_later_release_may_add_changes_nothing(tmp_path: Path) -> None:
@@ -135,8 +132,7 @@ def test_two_items_for_one_place_are_refused(value: Any, tmp_path: Path) -> None
     kept = pickle.loads(index.read_bytes()).storage_data
     assert [one.relative_path for one in kept.values()] == ["__1_0.distcp"]
 
-    with pytest.raises(ckptool.MalformedFile, match="two items for one place of 'v'"):
-        ckptool.open_checkpoint(tmp_path)
+    refused(tmp_path, ckptool.MalformedFile, "two items for one place of 'v'")
 
 
 def test_no_two_names_become_one(tmp_path: Path) -> None:
@@ -188,8 +184,7 @@ def test_as_many_pieces_as_the_index_has_bytes(tmp_path: Path) -> None:
 
     with ckptool.open_checkpoint(padded(writer, count)) as opened:
         assert len(opened.tensors) == 401
-    with pytest.raises(LimitExceeded, match="more pieces of tensors"):
-        ckptool.open_checkpoint(padded(writer, count - 1))
+    refused(padded(writer, count - 1), LimitExceeded, "more pieces of tensors")
 
 
 def test_as_many_keys_in_paths_as_the_index_has_bytes(tmp_path: Path) -> None:
@@ -201,10 +196,8 @@ def test_as_many_keys_in_paths_as_the_index_has_bytes(tmp_path: Path) -> None:
     for number in range(399):
         described[f"w{number}"], planner[f"w{number}"] = described["w"], path
 
-    with pytest.raises(AmbiguousFile, match="two values have the path"):
-        ckptool.open_checkpoint(padded(writer, 400 * 1000))
-    with pytest.raises(LimitExceeded, match="more keys in paths"):
-        ckptool.open_checkpoint(padded(writer, 400 * 1000 - 1))
+    refused(padded(writer, 400 * 1000), AmbiguousFile, "two values have the path")
+    refused(padded(writer, 400 * 1000 - 1), LimitExceeded, "more keys in paths")
 
 
 @each(
@@ -223,8 +216,7 @@ def test_two_values_under_one_path_are_refused(tmp_path: Path, paths: tuple[tupl
     for name, *path in paths:
         described[name], planner[name] = described["w"], tuple(path)
 
-    with pytest.raises(AmbiguousFile, match="two values have the path"):
-        ckptool.open_checkpoint(writer.close())
+    refused(writer.close(), AmbiguousFile, "two values have the path")
 
 
 def with_transforms(writer: Writer, count: int) -> None:
@@ -257,8 +249,7 @@ def test_as_much_as_there_may_be_and_one_more(
         with ckptool.open_checkpoint(writer.close()) as opened:
             assert opened.tensors["w"].shape == (2,)
     else:
-        with pytest.raises(MalformedFile, match="no index of"):
-            ckptool.open_checkpoint(writer.close())
+        refused(writer.close(), MalformedFile, "no index of")
 
 
 @each("kind", [tuple, list])
@@ -273,8 +264,7 @@ def test_as_many_dimensions_as_torch_has(kind: type, tmp_path: Path) -> None:
             with ckptool.open_checkpoint(writer.close()) as opened:
                 assert opened.tensors["w"].shape == shape
         else:
-            with pytest.raises(MalformedFile, match="without offsets or sizes"):
-                ckptool.open_checkpoint(writer.close())
+            refused(writer.close(), MalformedFile, "without offsets or sizes")
 
 
 @each(

@@ -19,6 +19,7 @@ from ckptool.formats import formats_in_order
 from tests import build
 from tests.formats import test_pt2 as exported
 from tests.formats import test_torch_tar as old
+from tests.formats.said import refused
 from tests.scale import step
 
 SHAPE = (1024, 1024)
@@ -305,10 +306,9 @@ def test_half_a_file_is_truncated_and_the_error_has_its_path(name: str, tmp_path
     data = EXAMPLES[name].data
     path = put(name, tmp_path, data[: len(data) // 2], "half.pth")
 
-    with pytest.raises(TruncatedFile) as caught:
-        open_checkpoint(path)
-    assert caught.value.path == str(path)
-    assert caught.value.actual is not None
+    caught = refused(path, TruncatedFile)
+    assert caught.path == str(path)
+    assert caught.actual is not None
 
 
 @every_format

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import ckptool
 from ckptool import FileUnavailable, IncompleteWeights
-from tests.formats.said import run, said
+from tests.formats.said import refused, run, said
 from tests.scale import in_turn
 
 Tensors = dict[str, torch.Tensor]
@@ -201,9 +201,9 @@ def test_halves_of_an_adapter_are_none_whatever_the_file_is_called(name: str, su
     save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
 
     assert said(path)["CK122"] == "warning"
-    for refused in (lambda: ckptool.load(path), lambda: ckptool.migrate(path, tmp_path / "a.pth", form="state_dict")):
+    for call in (lambda: ckptool.load(path), lambda: ckptool.migrate(path, tmp_path / "a.pth", form="state_dict")):
         with pytest.raises(IncompleteWeights, match="without the other half"):
-            refused()
+            call()
     assert ckptool.load(path, allow_missing=True).keys() == tensors.keys()
     ckptool.migrate(path, tmp_path / "b.pth", form="state_dict", allow_missing=True)
 
@@ -321,12 +321,9 @@ def test_a_complete_set_beside_an_index_of_another_is_opened(shard: str, index: 
     done = run("migrate", folder, tmp_path / "whole.safetensors")
     assert done.exit_code == 0
     assert "none of which is here" in done.output
-    with pytest.raises(
-        FileUnavailable, match="the complete set of 3 shards that is there is of another save"
-    ) as caught:
-        ckptool.open_checkpoint(path)
-    assert caught.value.command is not None
-    assert run(*shlex.split(caught.value.command)[1:]).exit_code == 0
+    caught = refused(path, FileUnavailable, "the complete set of 3 shards that is there is of another save")
+    assert caught.command is not None
+    assert run(*shlex.split(caught.command)[1:]).exit_code == 0
     assert "Run: ckptool inspect" in run("inspect", path).output
 
 
@@ -343,9 +340,7 @@ def test_no_set_is_guessed(case: str, tmp_path: Path) -> None:
         save_file({"l.0.w": torch.ones(4)}, tmp_path / "model-00001-of-00004.safetensors")
 
     for place in (tmp_path, path):
-        with pytest.raises(FileUnavailable, match="of 4 shards not there") as caught:
-            ckptool.open_checkpoint(place)
-        assert "another save" not in caught.value.message
+        assert "another save" not in refused(place, FileUnavailable, "of 4 shards not there").message
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -370,8 +365,7 @@ def test_a_rank_of_megatron_points_to_its_parent(tmp_path: Path, monkeypatch: py
     for path in (rank, rank / "model_optim_rng.pt"):
         assert "mp_rank_00.model" in run_hint(path, "CK160")
         assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
-        with pytest.raises(IncompleteWeights):
-            ckptool.load(path)
+        refused(path, IncompleteWeights, by=ckptool.load)
     monkeypatch.chdir(rank)
     assert "mp_rank_00.model" in run_hint(Path("model_optim_rng.pt"), "CK160")
     assert "CK302" not in said(rank.parent)  # nothing is to be picked
@@ -393,9 +387,9 @@ def test_references_to_tensors_point_to_where_they_are(tmp_path: Path, monkeypat
     assert "tensor_1.pt" in run_hint(tmp_path / "a/model.pt", "CK160")
     for path in (tmp_path / "a", tmp_path / "b/model.pt"):
         assert said(path)["CK160"] == "warning"
-        refused = run("migrate", path, tmp_path / "out.pth")
-        assert refused.exit_code == 1
-        assert "files of their own" in refused.output
+        done = run("migrate", path, tmp_path / "out.pth")
+        assert done.exit_code == 1
+        assert "files of their own" in done.output
 
 
 @pytest.mark.parametrize(
@@ -422,8 +416,7 @@ def test_one_shard_is_written_only_if_asked(stem: str, is_indexed: bool, tmp_pat
     assert (done.exit_code, target.exists()) == (1, False)
     assert "shard 1 of 3" in done.output
     assert "--allow-missing" in done.output
-    with pytest.raises(IncompleteWeights, match="shard 1 of 3"):
-        ckptool.load(shard)
+    refused(shard, IncompleteWeights, "shard 1 of 3", by=ckptool.load)
     assert run("migrate", shard, target, "--allow-missing").exit_code == 0
     assert ckptool.load(target).keys() == {"layers.0.weight"}
 
@@ -477,8 +470,7 @@ def test_an_index_that_does_not_name_a_shard_of_its_set(
         done = run("migrate", place, target, "--force")
         assert (done.exit_code, "does not name" in done.output) == (int(is_hole), is_hole)
         if is_hole:
-            with pytest.raises(IncompleteWeights, match=r"does not name model-00002-of-00003"):
-                ckptool.load(place)
+            refused(place, IncompleteWeights, r"does not name model-00002-of-00003", by=ckptool.load)
         assert len(ckptool.load(place, allow_missing=True)) == 2
     assert ("CK162" in said(folder)) == bool(left)
     assert ("CK160" in said(folder)) == (is_hole and not left)
@@ -516,9 +508,9 @@ def test_one_rank_of_model_parallelism_is_none(place: str, holds: dict[str, Any]
     torch.save({key: {"w": torch.ones(4, 4)}, **holds}, path)
 
     assert said(path)["CK160"] == "warning"
-    for refused in (path, path.parent, tmp_path / "iteration"):
-        done = run("migrate", refused, tmp_path / "whole.safetensors")
-        assert done.exit_code in (1, 2), refused
+    for one in (path, path.parent, tmp_path / "iteration"):
+        done = run("migrate", one, tmp_path / "whole.safetensors")
+        assert done.exit_code in (1, 2), one
         assert not (tmp_path / "whole.safetensors").exists()
     assert run("migrate", path, tmp_path / "whole.safetensors", "--allow-missing").exit_code == 0
 

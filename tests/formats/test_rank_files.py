@@ -23,7 +23,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import ckptool
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, FileUnavailable, MalformedFile, UnsupportedFeature
 from tests.each import each
-from tests.formats.said import said
+from tests.formats.said import refused, said
 from tests.scale import exhaustive
 
 FULL = {
@@ -135,9 +135,8 @@ def test_parts_of_a_mesh_come_out_whole(mesh: tuple[int, ...], placements: tuple
 def test_missing_ranks_are_said_in_numbers(tmp_path: Path) -> None:
     folder = save_ranks(tmp_path, (3,), (Shard(0),))
     (folder / "model_world_size_3_rank_1.pt").unlink()
-    with pytest.raises(FileUnavailable, match="1 of 3 files of ranks not there, rank 1") as caught:
-        ckptool.open_checkpoint(folder)
-    assert (caught.value.needed, caught.value.actual) == (3, 2)
+    caught = refused(folder, FileUnavailable, "1 of 3 files of ranks not there, rank 1")
+    assert (caught.needed, caught.actual) == (3, 2)
 
 
 @pytest.mark.usefixtures("group")
@@ -181,16 +180,14 @@ def test_files_of_another_run_beside_them(tmp_path: Path) -> None:
     assert_full(tmp_path)
     assert "CK150" in said(tmp_path)
     shutil.copy(tmp_path / "model_rank2.pt", tmp_path / "model_rank1.pt")
-    with pytest.raises((MalformedFile, FileUnavailable)):
-        ckptool.open_checkpoint(tmp_path)
+    refused(tmp_path, (MalformedFile, FileUnavailable))
 
 
 @pytest.mark.usefixtures("group")
 def test_two_sets_are_not_chosen_from(tmp_path: Path) -> None:
     save_ranks(tmp_path, (2,), (Shard(0),))
     save_ranks(tmp_path, (3,), (Shard(0),))
-    with pytest.raises(AmbiguousFile, match="2 sets of files of ranks: model of 2, model of 3"):
-        ckptool.open_checkpoint(tmp_path)
+    refused(tmp_path, AmbiguousFile, "2 sets of files of ranks: model of 2, model of 3")
 
 
 @pytest.mark.usefixtures("group")
@@ -229,8 +226,7 @@ def test_one_file_of_a_set_opens_alone_and_names_the_set(tmp_path: Path) -> None
 def test_files_of_ranks_that_are_plain_are_no_such_set(tmp_path: Path) -> None:
     for rank in range(2):
         torch.save({"w": torch.ones(2)}, tmp_path / f"model_rank{rank}.pt")
-    with pytest.raises((ckptool.CkptoolError, AmbiguousWeights)):
-        ckptool.load(tmp_path)
+    refused(tmp_path, (ckptool.CkptoolError, AmbiguousWeights), by=ckptool.load)
 
 
 # Megatron-LM.
@@ -284,11 +280,9 @@ def test_one_rank_of_megatron_is_the_whole(pointer: str, tmp_path: Path) -> None
 def test_megatron_says_which_ranks_are_missing(tmp_path: Path) -> None:
     sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     folder = megatron(tmp_path, ["mp_rank_00_000", "mp_rank_01_000", "mp_rank_01_001"], sizes)
-    with pytest.raises(FileUnavailable, match="1 of 4 ranks not there"):
-        ckptool.open_checkpoint(folder)
+    refused(folder, FileUnavailable, "1 of 4 ranks not there")
     shutil.rmtree(folder / "iter_0000100")
-    with pytest.raises(FileUnavailable, match="names 'iter_0000100', and there is no such folder"):
-        ckptool.open_checkpoint(folder)
+    refused(folder, FileUnavailable, "names 'iter_0000100', and there is no such folder")
 
 
 def test_arrays_of_zarr_are_refused_by_name(tmp_path: Path) -> None:
@@ -299,8 +293,7 @@ def test_arrays_of_zarr_are_refused_by_name(tmp_path: Path) -> None:
     for text in ('{"sharded_backend": "torch_dist"}', '{"sharded_backend": "zarr"}'):
         (place / "metadata.json").write_text(text)
         for path in (tmp_path, place):
-            with pytest.raises(UnsupportedFeature, match="in the format zarr, of 1 array, which is not read"):
-                ckptool.open_checkpoint(path)
+            refused(path, UnsupportedFeature, "in the format zarr, of 1 array, which is not read")
 
 
 # Real processes.

@@ -37,7 +37,7 @@ from ckptool import (
 )
 from tests import build
 from tests.each import each
-from tests.formats.said import descriptors
+from tests.formats.said import descriptors, refused
 from tests.loading.same import assert_same_tensor
 from tests.missing import only_linux
 from tests.program import invoke
@@ -301,8 +301,7 @@ def test_a_changed_byte_is_found_in_its_shard(tmp_path: Path) -> None:
 
     assert found.message.startswith(f"shard '{SECOND}': record ")
     assert found.message.endswith("it holds b.weight")
-    with pytest.raises(DamagedFile):
-        ckptool.load(path, verify=True)
+    refused(path, DamagedFile, by=ckptool.load, verify=True)
     with pytest.raises(DamagedFile):
         ckptool.migrate(path, tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
@@ -390,17 +389,14 @@ def test_versions_of_modules_are_left_out_and_noted(tmp_path: Path) -> None:
 def test_missing_shards_are_counted_and_named(tmp_path: Path) -> None:
     path = write(tmp_path)
     (tmp_path / FIRST).unlink()
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(path)
-    assert str(caught.value.hint).startswith("Put it ")
+    assert str(refused(path, FileUnavailable).hint).startswith("Put it ")
     (tmp_path / THIRD).unlink()
 
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(path)
-    assert caught.value.message == f"2 of 3 shards not there: '{FIRST}', '{THIRD}'"
-    assert str(caught.value.hint).startswith("Put them ")
-    assert (caught.value.kind, caught.value.needed, caught.value.actual) == ("missing-shards", 3, 1)
-    assert caught.value.path == str(path)
+    caught = refused(path, FileUnavailable)
+    assert caught.message == f"2 of 3 shards not there: '{FIRST}', '{THIRD}'"
+    assert str(caught.hint).startswith("Put them ")
+    assert (caught.kind, caught.needed, caught.actual) == ("missing-shards", 3, 1)
+    assert caught.path == str(path)
     assert ckptool.check(path).error is not None
 
 
@@ -408,9 +404,7 @@ def test_of_many_missing_shards_three_are_named(tmp_path: Path) -> None:
     for count, ending in ((3, "'s0', 's1', 's2'"), (4, "'s0', 's1', 's2' and 1 more")):
         path = write_index(tmp_path, {f"t{number}": f"s{number}" for number in range(count)})
 
-        with pytest.raises(FileUnavailable) as caught:
-            open_checkpoint(path)
-        assert caught.value.message.endswith(f"not there: {ending}")
+        assert refused(path, FileUnavailable).message.endswith(f"not there: {ending}")
 
 
 def but(change: Callable[[Path, Path], object]) -> Callable[[Path], Path]:
@@ -484,19 +478,16 @@ def test_what_does_not_fit_together_is_refused_and_everything_closed(name: str, 
     path = make(tmp_path)
     before = descriptors()
 
-    with pytest.raises(error) as caught:
-        open_checkpoint(path)
-    assert (caught.value.kind, descriptors()) == (kind, before)
+    assert (refused(path, error).kind, descriptors()) == (kind, before)
 
 
 @pytest.mark.parametrize("name", ["a shard that is cut", "a whole model", "another index", "a shard in a zip"])
 def test_what_is_wrong_with_a_shard_names_it(name: str, tmp_path: Path) -> None:
     path = BROKEN[name][0](tmp_path)
 
-    with pytest.raises(CkptoolError) as caught:
-        open_checkpoint(path)
-    assert caught.value.message.startswith(("shard 'a': ", "shard 'b': "))
-    assert caught.value.path == str(path)
+    caught = refused(path)
+    assert caught.message.startswith(("shard 'a': ", "shard 'b': "))
+    assert caught.path == str(path)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch_zip"])
@@ -584,34 +575,29 @@ def test_an_error_while_reading_names_the_shard(tmp_path: Path) -> None:
 def test_an_index_that_is_gone_in_time_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = small(tmp_path)
     swapping(monkeypatch, "a", lambda: path.unlink(missing_ok=True))
-    with pytest.raises(SourceChanged):
-        open_checkpoint(path)
+    refused(path, SourceChanged)
 
 
 @pytest.mark.parametrize("limits", [Limits(shards=1), Limits(tensors=1), Limits(header_nbytes=50)])
 def test_an_index_keeps_to_the_limits(limits: Limits, tmp_path: Path) -> None:
     path = small(tmp_path)
 
-    with pytest.raises(LimitExceeded):
-        open_checkpoint(path, limits=limits)
+    refused(path, LimitExceeded, limits=limits)
     open_checkpoint(path, limits=Limits(shards=2, tensors=2, header_nbytes=path.stat().st_size)).close()
 
 
 @pytest.mark.parametrize("wrap", [bytes, io.BytesIO])
 def test_where_there_is_no_folder_an_index_is_named_and_refused(wrap: Callable[[bytes], Any], tmp_path: Path) -> None:
-    with pytest.raises(NotACheckpoint) as caught:
-        open_checkpoint(wrap(small(tmp_path).read_bytes()))
-    assert caught.value.kind == "index-json"
-    assert caught.value.hint == "Open it by its path, beside the files that it names, such as 'a'."
+    caught = refused(wrap(small(tmp_path).read_bytes()), NotACheckpoint)
+    assert caught.kind == "index-json"
+    assert caught.hint == "Open it by its path, beside the files that it names, such as 'a'."
 
 
 def test_in_an_archive_an_index_has_no_folder(tmp_path: Path) -> None:
     path = small(tmp_path)
     (tmp_path / "packed.zip").write_bytes(build.zip_file({file.name: file.read_bytes() for file in tmp_path.iterdir()}))
 
-    with pytest.raises(NotACheckpoint) as caught:
-        open_checkpoint(f"{tmp_path}/packed.zip::{path.name}")
-    assert caught.value.kind == "index-json"
+    assert refused(f"{tmp_path}/packed.zip::{path.name}", NotACheckpoint).kind == "index-json"
 
 
 # What is opened
@@ -732,16 +718,13 @@ def test_no_other_link_is_taken_for_one_of_the_hubs(name: str, tmp_path: Path) -
     change(path.parent)
     before = descriptors()
 
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(path)
-    assert (caught.value.kind, descriptors()) == (kind, before)
+    assert (refused(path, FileUnavailable).kind, descriptors()) == (kind, before)
 
 
 def test_outside_of_snapshots_the_same_link_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(snapshot(tmp_path, root="archives"))
-    assert caught.value.kind == "shard-link"
-    assert "cp -rL" in (caught.value.hint or "")
+    caught = refused(snapshot(tmp_path, root="archives"), FileUnavailable)
+    assert caught.kind == "shard-link"
+    assert "cp -rL" in (caught.hint or "")
 
 
 def swapping(monkeypatch: pytest.MonkeyPatch, when: str, swap: Callable[[], object]) -> None:
@@ -779,9 +762,7 @@ def test_what_becomes_a_link_in_time_is_not_followed(
         with open_checkpoint(path) as checkpoint:
             assert checkpoint.tensors["a"].read() == build.floats()
         return
-    with pytest.raises(FileUnavailable) as caught:
-        open_checkpoint(path)
-    assert caught.value.kind == "shard-link"
+    assert refused(path, FileUnavailable).kind == "shard-link"
 
 
 def test_a_shard_that_is_swapped_all_the_time_is_read_or_refused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 import ckptool
-from ckptool import CkptoolError, IncompleteWeights
-from tests.formats.said import run, said
+from ckptool import IncompleteWeights
+from tests.formats.said import refused, run, said
 
 Tensors = dict[str, torch.Tensor]
 ALONG = {"emb.weight": 0, "layers.0.wq.weight": 0, "layers.0.wo.weight": 1}
@@ -308,8 +308,7 @@ def test_parts_in_an_archive_are_parts(name: str, kind: str, tmp_path: Path) -> 
         assert said(Path(path))[code] == "warning"
         assert run("check", path).exit_code == 1
         assert run("migrate", path, tmp_path / "whole.safetensors").exit_code == 1
-        with pytest.raises(CkptoolError):
-            ckptool.load(path)
+        refused(path, by=ckptool.load)
     (finding,) = [one for one in ckptool.check(member).findings if one.code == "CK160"]
     assert finding.command is not None
     assert "CK155" in run(*shlex.split(finding.command)[1:]).output
@@ -324,8 +323,7 @@ def test_a_part_alone_in_an_archive_is_none(name: str, tmp_path: Path) -> None:
 
     for path in (archive, f"{archive}::{name}"):
         assert said(Path(path))["CK160"] == "warning"
-        with pytest.raises(IncompleteWeights):
-            ckptool.load(path)
+        refused(path, IncompleteWeights, by=ckptool.load)
 
 
 @pytest.mark.parametrize("file", LONE)
@@ -368,11 +366,10 @@ def test_layers_without_those_before_are_no_model(name: str, tmp_path: Path) -> 
         found = [one.message for one in report.findings if one.code == "CK160"]
         assert len(found) == 1, (place, report.findings, report.error)
         assert "without those before" in found[0]
-        refused = run("migrate", place, tmp_path / "whole.safetensors")
-        assert refused.exit_code == 1
-        assert "--allow-missing" in refused.output
-        with pytest.raises(IncompleteWeights):
-            ckptool.load(place)
+        done = run("migrate", place, tmp_path / "whole.safetensors")
+        assert done.exit_code == 1
+        assert "--allow-missing" in done.output
+        refused(place, IncompleteWeights, by=ckptool.load)
     assert "CK160" in run("inspect", path).output
     assert run("migrate", path, tmp_path / "part.safetensors", "--allow-missing").exit_code == 0
 
@@ -430,8 +427,7 @@ def test_parts_are_no_models_together_and_alone(name: str, tmp_path: Path) -> No
     for path in (tmp_path / "model", paths[0], paths[-1]):
         (found,) = [one for one in ckptool.check(path).findings if one.code in ("CK155", "CK160")]
         assert found.severity == "warning"
-        with pytest.raises(CkptoolError):
-            ckptool.load(path)
+        refused(path, by=ckptool.load)
 
 
 @pytest.mark.parametrize("name", ["Meta's", "FSDP's below hosts", "called by numbers", "ranges of layers", "experts"])
@@ -441,14 +437,12 @@ def test_no_verb_takes_parts_for_a_model(name: str, tmp_path: Path) -> None:
 
     assert run("check", folder).exit_code == 1
     assert "CK155" in run("inspect", folder).output
-    for refused in (run("migrate", folder, target), run("migrate", folder, tmp_path / "a.pth", "--form", "state_dict")):
-        assert refused.exit_code == 1
-        assert "Pick one" not in refused.output
+    for done in (run("migrate", folder, target), run("migrate", folder, tmp_path / "a.pth", "--form", "state_dict")):
+        assert done.exit_code == 1
+        assert "Pick one" not in done.output
         remedy = {"Meta's": "with --join meta-llama", "called by numbers": "with --join, and rules that say"}
-        assert remedy.get(name, "save the model whole") in refused.output
-    with pytest.raises(CkptoolError) as caught:
-        ckptool.load(folder)
-    assert "Pick one" not in str(caught.value.hint)
+        assert remedy.get(name, "save the model whole") in done.output
+    assert "Pick one" not in str(refused(folder, by=ckptool.load).hint)
 
     first = paths[-1]
     (finding,) = [one for one in ckptool.check(first).findings if one.code == "CK160"]
@@ -456,9 +450,9 @@ def test_no_verb_takes_parts_for_a_model(name: str, tmp_path: Path) -> None:
     shown = run(*shlex.split(finding.command)[1:])
     assert shown.exit_code == 0
     assert "CK155" in shown.output
-    for refused in (run("migrate", first, target), run("migrate", first, tmp_path / f"a{first.suffix}")):
-        assert refused.exit_code == 1
-        assert "--allow-missing" in refused.output
+    for done in (run("migrate", first, target), run("migrate", first, tmp_path / f"a{first.suffix}")):
+        assert done.exit_code == 1
+        assert "--allow-missing" in done.output
     model = torch.nn.Linear(2, 2)
     for load in (lambda: ckptool.load(first), lambda: ckptool.load_into(model, first)):
         with pytest.raises(IncompleteWeights):
@@ -485,8 +479,7 @@ def test_slices_with_a_gap_say_which_is_missing(pattern: str, tmp_path: Path) ->
         found = [one for one in ckptool.check(path).findings if one.code in ("CK155", "CK160")]
         assert "number 1 not there" in found[0].message
         assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
-    with pytest.raises(IncompleteWeights):
-        ckptool.load(paths[1])
+    refused(paths[1], IncompleteWeights, by=ckptool.load)
 
 
 def test_the_folder_of_a_rank_is_seen_as_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,8 +488,7 @@ def test_the_folder_of_a_rank_is_seen_as_its_file(tmp_path: Path, monkeypatch: p
         write(tmp_path / f"runs/gpu{rank}/model.pt", trained(rank))
 
     assert said(tmp_path / "shard1")["CK160"] == "warning"
-    with pytest.raises(IncompleteWeights):
-        ckptool.load(tmp_path / "shard1")
+    refused(tmp_path / "shard1", IncompleteWeights, by=ckptool.load)
     assert run("check", "-b", "-r", tmp_path / "shard0").exit_code == 1
     assert run("check", "-b", "-r", tmp_path / "runs/gpu0").exit_code == 0
     monkeypatch.chdir(tmp_path / "shard1")
@@ -512,9 +504,9 @@ def test_what_is_compared_with_a_slice_is_said_to_be_a_part(tmp_path: Path) -> N
     report = ckptool.diff(tmp_path / "consolidated.00.pth", tmp_path / "consolidated.01.pth")
 
     assert "one of 2 files that each hold a slice" in report.not_compared[0]
-    refused = run("diff", tmp_path, tmp_path / "consolidated.00.pth")
-    assert refused.exit_code == 2
-    assert "slices of one model" in refused.output
+    done = run("diff", tmp_path, tmp_path / "consolidated.00.pth")
+    assert done.exit_code == 2
+    assert "slices of one model" in done.output
 
 
 @pytest.mark.parametrize("pattern", ["net_{:02}.pt", "run_12/net-{:03}.pt", "part1/{:02}/net.pt"])
@@ -570,8 +562,7 @@ def test_the_first_slice_alone_may_be_all_and_another_is_not(tmp_path: Path, cap
     assert "CK145" not in said(tmp_path / "zero/mp_rank_00_model_states.pt")
     for place in ("13B", "13B/consolidated.01.pth"):
         assert said(tmp_path / place)["CK160"] == "warning"
-        with pytest.raises(IncompleteWeights):
-            ckptool.load(tmp_path / place)
+        refused(tmp_path / place, IncompleteWeights, by=ckptool.load)
 
 
 def test_what_one_rank_saved_for_vllm_is_one_model(tmp_path: Path) -> None:
@@ -582,9 +573,9 @@ def test_what_one_rank_saved_for_vllm_is_one_model(tmp_path: Path) -> None:
     assert ckptool.load(tmp_path).keys() == whole.keys()
     assert said(tmp_path / "model-rank-0-part-1.safetensors")["CK160"] == "warning"
     (tmp_path / "model-rank-0-part-0.safetensors").unlink()
-    refused = run("inspect", tmp_path)
-    assert refused.exit_code == 2
-    assert "1 of 2 shards not there" in refused.output
+    done = run("inspect", tmp_path)
+    assert done.exit_code == 2
+    assert "1 of 2 shards not there" in done.output
 
 
 @pytest.mark.parametrize(
@@ -601,8 +592,7 @@ def test_a_slice_is_none_the_less_one_where_another_is_damaged(pattern: str, nby
     for path in (first, folder, archive, f"{archive}::{pattern.format(0)}"):
         assert said(Path(path))["CK160"] == "warning"
         assert run("migrate", path, tmp_path / "a.safetensors").exit_code == 1
-        with pytest.raises(IncompleteWeights):
-            ckptool.load(path)
+        refused(path, IncompleteWeights, by=ckptool.load)
 
 
 @pytest.mark.parametrize("pattern", ["model_{}.pt", "net-{}.safetensors", "epoch_{}/model.pt"])
@@ -625,16 +615,13 @@ def test_shards_may_be_counted_from_zero(pattern: str, tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "packed"), "tar", tmp_path / "in")
 
     assert ckptool.load(tmp_path / "in").keys() == (stage(0) | stage(1)).keys()
-    with pytest.raises(CkptoolError, match="is in"):
-        ckptool.load(tmp_path / "cut")
+    refused(tmp_path / "cut", match="is in", by=ckptool.load)
     assert said(Path(archive))["CK155"] == "warning"
     for path in (tmp_path / "in" / pattern.format(0), f"{archive}::./{pattern.format(0)}"):
         assert said(Path(path))["CK160"] == "warning"
-        with pytest.raises(IncompleteWeights, match="shard 0 of 2"):
-            ckptool.load(path)
+        refused(path, IncompleteWeights, "shard 0 of 2", by=ckptool.load)
     (tmp_path / "in" / pattern.format(1)).unlink()
-    with pytest.raises(CkptoolError, match="1 of 2 shards not there"):
-        ckptool.load(tmp_path / "in")
+    refused(tmp_path / "in", match="1 of 2 shards not there", by=ckptool.load)
 
 
 def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
@@ -643,13 +630,13 @@ def test_files_with_other_tensors_each_are_parts(tmp_path: Path) -> None:
     write(tmp_path / "in/net_part2.pt", dict(whole[3:]))
 
     assert said(tmp_path / "in/net_part1.pt")["CK160"] == "warning"
-    refused = run("migrate", tmp_path / "in", tmp_path / "a.pth")
-    assert refused.exit_code == 1
-    assert "2 files are parts of one model" in refused.output
-    assert "Pick one" not in refused.output
-    refused = run("migrate", tmp_path / "in/net_part1.pt", tmp_path / "a.safetensors")
-    assert refused.exit_code == 1
-    assert "--allow-missing" in refused.output
+    done = run("migrate", tmp_path / "in", tmp_path / "a.pth")
+    assert done.exit_code == 1
+    assert "2 files are parts of one model" in done.output
+    assert "Pick one" not in done.output
+    done = run("migrate", tmp_path / "in/net_part1.pt", tmp_path / "a.safetensors")
+    assert done.exit_code == 1
+    assert "--allow-missing" in done.output
 
 
 @pytest.mark.parametrize(
@@ -872,7 +859,6 @@ def test_slices_two_folders_deep_are_seen(place: str, tmp_path: Path, monkeypatc
 
     for one in (path, path.parent, path.parent.parent):
         assert said(one)["CK160"] == "warning"
-        with pytest.raises(IncompleteWeights):
-            ckptool.load(one)
+        refused(one, IncompleteWeights, by=ckptool.load)
     monkeypatch.chdir(path.parent)
     assert said(Path(path.name))["CK160"] == "warning"

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import ckptool
 from ckptool import CkptoolError, FileUnavailable, IncompleteWeights, MalformedFile, UnsupportedFeature
-from tests.formats.said import run, said
+from tests.formats.said import refused, run, said
 from tests.formats.test_rank_files import FULL, save_ranks
 
 
@@ -82,9 +82,8 @@ def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "step-1")
     (folder / "model_1.pt").unlink()
 
-    with pytest.raises(FileUnavailable, match=r"1 of 2 files of ranks not there: 'model_1.pt'") as caught:
-        ckptool.open_checkpoint(folder)
-    assert (caught.value.needed, caught.value.actual) == (2, 1)
+    caught = refused(folder, FileUnavailable, r"1 of 2 files of ranks not there: 'model_1.pt'")
+    assert (caught.needed, caught.actual) == (2, 1)
 
 
 def test_a_file_alone_is_a_part(tmp_path: Path) -> None:
@@ -93,8 +92,7 @@ def test_a_file_alone_is_a_part(tmp_path: Path) -> None:
     for name in ("model_0.pt", "metadata.pkl"):
         (finding,) = [one for one in ckptool.check(folder / name).findings if one.code == "CK160"]
         assert finding.command == f"ckptool inspect {folder}"
-    with pytest.raises(IncompleteWeights):
-        ckptool.load(folder / "model_0.pt")
+    refused(folder / "model_0.pt", IncompleteWeights, by=ckptool.load)
     assert run("migrate", folder / "model_0.pt", tmp_path / "a.pth").exit_code == 1
 
 
@@ -155,8 +153,7 @@ def test_what_makes_no_sense_is_refused(case: str, error: type[CkptoolError], sa
         item["nested_path_to_metadata"]["[" * 5000] = []
     (folder / "metadata.pkl").write_bytes(pickle.dumps(index, protocol=4))
 
-    with pytest.raises(error, match=says):
-        ckptool.open_checkpoint(folder)
+    refused(folder, error, says)
 
 
 def test_names_without_values_are_absent(tmp_path: Path) -> None:
@@ -164,8 +161,7 @@ def test_names_without_values_are_absent(tmp_path: Path) -> None:
     write_index(folder, 2, FULL | {"lost.weight": torch.ones(2)})
 
     assert "CK152" in said(folder)
-    with pytest.raises(IncompleteWeights, match=r"lost\.weight"):
-        ckptool.load(folder, key="model")
+    refused(folder, IncompleteWeights, r"lost\.weight", by=ckptool.load, key="model")
 
 
 def test_another_file_of_that_name_changes_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import logging
 import os
 import pickle
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -34,6 +33,7 @@ import torch
 import ckptool
 from ckptool.cli.text import error_text
 from tests import build
+from tests.process import in_a_fork, peak_nbytes
 from tests.program import invoke
 from tests.tensors.folders import columns, rows, save
 
@@ -224,7 +224,7 @@ def work(path: str, folder: str, verbs: list[str], beside: list[str], *, watched
         sys.addaudithook(watch)
     outcome: dict[str, Any] = {}
     before = state_of(path)
-    begun = largest_rss()
+    begun = peak_nbytes()
     for name in verbs:
         TIMES.clear()
         with capped(MEMORY[name]):
@@ -235,15 +235,11 @@ def work(path: str, folder: str, verbs: list[str], beside: list[str], *, watched
         outcome[name] = {
             **found,
             "seconds": max(TIMES),
-            "grown": largest_rss() - begun,
+            "grown": peak_nbytes() - begun,
             "left": [entry.name for entry in Path(folder).iterdir()],
         }
     nbytes = before[1] if before else 0
     return {"nbytes": nbytes, "verbs": outcome, "happened": watch.happened, "changed": state_of(path) != before}
-
-
-def largest_rss() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 LOG = io.StringIO()
@@ -301,23 +297,7 @@ def slowness() -> float:
 
 
 def forked(job: dict[str, Any], *, watched: bool = True) -> dict[str, Any]:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(reading)
-        signal.alarm(PATIENCE)
-        try:
-            said = json.dumps(work(job["path"], job["folder"], job["verbs"], job["beside"], watched=watched))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told of
-            said = json.dumps({"broken": "".join(traceback.format_exception(error))[-2000:]})
-        with os.fdopen(writing, "w") as stream:
-            stream.write(said)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        said = stream.read()
-    status = os.waitpid(pid, 0)[1]
-    return json.loads(said) if said else {"broken": f"killed by signal {os.WTERMSIG(status)}"}
+    return in_a_fork(lambda: work(job["path"], job["folder"], job["verbs"], job["beside"], watched=watched), PATIENCE)
 
 
 def warm_up() -> None:

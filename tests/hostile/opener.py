@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import ckptool.formats.identify
 from ckptool import CkptoolError, open_checkpoint
-from tests.process import peak_nbytes
+from tests.process import in_a_fork, peak_nbytes
 
 PATIENCE = 60
 """Seconds on the clock, after which a fork is killed: it hangs."""
@@ -58,20 +57,7 @@ def alone(path: str, nbytes: int) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
         told: dict[str, Any] = json.loads(done.stdout) if done.stdout else {"broken": done.stderr}
         return told
-    import signal
-
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        signal.alarm(PATIENCE)
-        os.write(writing, json.dumps(opened(path, nbytes)).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        said = stream.read()
-    status = os.waitpid(pid, 0)[1]
-    found: dict[str, Any] = json.loads(said) if said else {"broken": f"ended with status {status}"}
-    return found
+    return in_a_fork(lambda: opened(path, nbytes), PATIENCE)
 
 
 def main() -> None:

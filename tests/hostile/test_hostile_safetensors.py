@@ -25,6 +25,7 @@ from ckptool import (
 )
 from ckptool.tensors.dtypes import BY_SAFETENSORS
 from tests.each import each
+from tests.formats.said import refused
 from tests.hostile.cases.headers import ACCEPTED, DATA, NO_TEXT, REFUSED, SEEDS, SNIPPETS, entry, file, mutated, text
 from tests.scale import times
 
@@ -90,9 +91,7 @@ def test_metadata_that_is_no_text_is_an_error_and_keeps_nobody_from_the_tensors(
     [("a hole", 8), ("a hole in front", 4), ("the same bytes twice", 0), ("bytes behind the last tensor", 8)],
 )
 def test_ambiguities_say_where_they_are(name: str, offset: int) -> None:
-    with pytest.raises(AmbiguousFile) as caught:
-        open_checkpoint(REFUSED[name])
-    assert caught.value.offset == 8 + int.from_bytes(REFUSED[name][:8], "little") + offset
+    assert refused(REFUSED[name], AmbiguousFile).offset == 8 + int.from_bytes(REFUSED[name][:8], "little") + offset
 
 
 def test_a_range_that_does_not_fit_says_both_sizes() -> None:
@@ -109,8 +108,7 @@ def test_white_space_before_the_header_is_read_and_told_of(lead: str) -> None:
     assert [f"{len(lead):,} bytes" in note or "1 byte " in note for note in open_checkpoint(data).notes] == [True]
     assert open_checkpoint(file(text(x=entry()))).notes == ()
     for length in (9, 10, len(lead) // 2 + 9, len(data) - 1):
-        with pytest.raises(CkptoolError):
-            open_checkpoint(data[:length])
+        refused(data[:length])
 
 
 @pytest.mark.parametrize(
@@ -169,9 +167,7 @@ def test_a_header_as_long_as_the_limit_and_a_rank_as_high_as_torchs_are_read() -
 
 
 def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
-    with pytest.raises(LimitExceeded) as caught:
-        open_checkpoint(file(text(x=entry())), limits=Limits(header_nbytes=20))
-    assert caught.value.actual == 20
+    assert refused(file(text(x=entry())), LimitExceeded, limits=Limits(header_nbytes=20)).actual == 20
     with pytest.raises(LimitExceeded):  # the reference library's own limit
         open_checkpoint(file(text(x=entry()), length=100_000_001))
 
@@ -180,21 +176,18 @@ def test_more_tensors_and_longer_names_than_the_limits_are_refused() -> None:
     header = text(**{f"{n}": entry(shape=(0,), offsets=(0, 0)) for n in range(11)})
     assert len(open_checkpoint(file(header, b""), limits=Limits(tensors=11, name_nbytes=2)).tensors) == 11
 
-    with pytest.raises(LimitExceeded):
-        open_checkpoint(file(header, b""), limits=Limits(tensors=10))
-    with pytest.raises(LimitExceeded):
-        open_checkpoint(file(text(**{"x" * 70_000: entry()})))
+    refused(file(header, b""), LimitExceeded, limits=Limits(tensors=10))
+    refused(file(text(**{"x" * 70_000: entry()})), LimitExceeded)
 
 
 def test_cut_anywhere_it_is_truncated_and_says_how_much_is_missing() -> None:
     data = file(text(x=entry("U8", (64,), (0, 64))), DATA)
 
     for length in range(9, len(data)):
-        with pytest.raises(TruncatedFile) as caught:
-            open_checkpoint(data[:length])
-        assert caught.value.actual == length
-        assert caught.value.needed is not None
-        assert caught.value.needed > length
+        caught = refused(data[:length], TruncatedFile)
+        assert caught.actual == length
+        assert caught.needed is not None
+        assert caught.needed > length
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

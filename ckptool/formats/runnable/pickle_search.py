@@ -25,6 +25,7 @@ from ckptool.archives.compressed import (
     compression_of,
     decompress_as_far,
     may_be_lzma,
+    unpack,
 )
 from ckptool.archives.zips import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.checkpoints.parsed import Stream
@@ -279,10 +280,8 @@ class Search:
                 del wrong  # else each would keep the other, and what was unpacked, until the next collection
 
     def _zstandard(self, source: Source, where: Place) -> None:
-        from ckptool.archives import compressed  # few have it
-
         try:
-            content = compressed.unpack(source.read(0, source.nbytes), self._left())
+            content = unpack(source.read(0, source.nbytes), self._left())
         except MissingPackage as error:
             raise UnsupportedFeature(_UNPACKABLE, kind=_PACKED) from error
         self._unpacked(content, source, where)

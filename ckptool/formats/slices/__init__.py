@@ -30,7 +30,7 @@ from ckptool.errors import CkptoolError, Failure, UnsupportedFeature
 from ckptool.formats import filenames
 from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.probe import Probe
-from ckptool.formats.safetensors import OF_PIECES
+from ckptool.formats.safetensors import OF_PIECES, begins_at_zero
 from ckptool.formats.slices import evidence, numbering
 from ckptool.formats.slices.numbering import numbers, set_of
 from ckptool.messages import counted, show, some
@@ -108,13 +108,6 @@ def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
     return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
 
 
-def _is_piece(name: str, text: str) -> bool:
-    """Say whether a file of safetensors, and what it says of pieces of tensors, are of one rank."""
-    from ckptool.formats.safetensors import begins_at_zero  # which few files need
-
-    return name.startswith("shard-") or not begins_at_zero(text)
-
-
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return what was read of a file with what its name says, or what it holds, where no other is there."""
     own, what, remedy = parsed.contents.tensors, "", ""
@@ -122,7 +115,7 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
         unnamed = filenames.unnamed([one.name for one in parsed.shards], names)
         what = f"an index that does not name {some(unnamed)} of the same set" if unnamed else ""
         remedy = "Get the index again, or remove what is left from another save."
-    elif (text := parsed.metadata.get(OF_PIECES)) and _is_piece(name, text):
+    elif (text := parsed.metadata.get(OF_PIECES)) and (name.startswith("shard-") or not begins_at_zero(text)):
         what, remedy = "pieces of tensors, as one rank wrote them", f"Give {show(place)}, the folder with all of them."
     elif any(map(_FLAT.fullmatch, own)):
         what = _OF_FSDP
