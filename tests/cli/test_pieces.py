@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.cli.test_schemas import valid
+from tests.formats.dcp_folder import columns, rows, save
 from tests.program import invoke, run
-from tests.tensors.folders import columns, rows, save
 
 
 @pytest.fixture

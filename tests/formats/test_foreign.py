@@ -28,6 +28,13 @@ def named(data: bytes) -> CkptoolError | None:
     return name_foreign(BytesSource(data))
 
 
+def error_of(data: bytes) -> CkptoolError:
+    """Return what is said of something that is known."""
+    error = named(data)
+    assert error is not None
+    return error
+
+
 def wav() -> bytes:
     stream = io.BytesIO()
     with wave.open(stream, "wb") as file:
@@ -249,18 +256,10 @@ FILES: dict[str, tuple[bytes, str, str]] = {
 
 
 @each(("data", "kind", "words"), FILES.values())
-def test_each_kind_has_its_name(data: bytes, kind: str, words: str) -> None:
-    error = named(data)
+def test_each_kind_has_its_name_and_messages_follow_the_house_style(data: bytes, kind: str, words: str) -> None:
+    error = error_of(data)
 
-    assert error is not None
     assert (error.kind, words in error.message) == (kind, True), error.message
-
-
-@each("data", [row[0] for row in FILES.values()])
-def test_messages_follow_the_house_style(data: bytes) -> None:
-    error = named(data)
-
-    assert error is not None
     assert error.message[:1].islower()
     assert not error.message.endswith(".")
     assert len(error.message) < 240
@@ -280,10 +279,7 @@ def test_messages_follow_the_house_style(data: bytes) -> None:
     ],
 )
 def test_the_hint_says_what_to_do(name: str, hint: str) -> None:
-    error = named(FILES[name][0])
-
-    assert error is not None
-    assert error.hint == hint
+    assert error_of(FILES[name][0]).hint == hint
 
 
 def test_missing_bytes_are_a_truncation_and_mobile_models_are_unsupported() -> None:
@@ -295,9 +291,8 @@ def test_missing_bytes_are_a_truncation_and_mobile_models_are_unsupported() -> N
 def test_text_from_the_file_cannot_steer_a_terminal_and_stays_short() -> None:
     title = "a\x1b[31m\u202eevil\u2066\u200b\n" + "x" * 5000
 
-    error = named(f"<html><title>{title}</title>".encode())
+    error = error_of(f"<html><title>{title}</title>".encode())
 
-    assert error is not None
     assert error.message.isprintable()
     assert r"\x1b[31m\u202eevil\u2066\u200b" in error.message
     assert len(error.message) < 150
@@ -357,11 +352,13 @@ def test_too_little_to_go_by_is_not_named(data: bytes) -> None:
 # Damage and hostility: a result or None, soon, and nothing else
 
 
+def is_printable(error: CkptoolError | None) -> bool:
+    return error is None or error.message.isprintable()
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_result_or_none(data: bytes) -> None:
-    error = named(data)
-
-    assert error is None or error.message.isprintable()
+    assert is_printable(named(data))
 
 
 @given(
@@ -372,9 +369,7 @@ def test_any_bytes_give_a_result_or_none(data: bytes) -> None:
 )
 def test_any_text_gives_a_printable_result_or_none(text: str) -> None:
     for data in (text.encode("utf-8", "surrogatepass"), text.encode("utf-16", "surrogatepass")):
-        error = named(data)
-
-        assert error is None or error.message.isprintable()
+        assert is_printable(named(data))
 
 
 @given(
@@ -384,9 +379,7 @@ def test_any_text_gives_a_printable_result_or_none(text: str) -> None:
     st.integers(0, 12),
 )
 def test_damaged_heads_give_a_result_or_none(data: bytes, at: int, patch: bytes, skip: int) -> None:
-    error = named(data[:at] + patch + data[at + skip :])
-
-    assert error is None or error.message.isprintable()
+    assert is_printable(named(data[:at] + patch + data[at + skip :]))
 
 
 @each(

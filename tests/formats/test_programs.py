@@ -88,26 +88,28 @@ def codes(report: CheckReport) -> set[str]:
     return {one.code for one in report.findings}
 
 
+def rezipped(data: bytes, change: Callable[[str, bytes], tuple[str, bytes] | None], start: bytes = b"") -> bytes:
+    """Return a zip behind other bytes, with its members changed, or left out."""
+    stream = io.BytesIO(start)
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "a") as new:
+        for name in old.namelist():
+            if (kept := change(name, old.read(name))) is not None:
+                new.writestr(*kept)
+    return stream.getvalue()
+
+
 def without_pickles(data: bytes) -> bytes:
     """Return an exported program of which nothing is unpickled."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
-        for name in old.namelist():
-            if "sample_inputs" not in name:
-                new.writestr(name, old.read(name))
-    return stream.getvalue()
+    return rezipped(data, lambda name, content: None if "sample_inputs" in name else (name, content))
 
 
 def changed(data: bytes, change: Callable[[str], str]) -> bytes:
     """Return a zip with its text changed."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
-        for info in old.infolist():
-            content = old.read(info)
-            if info.filename.endswith((".json", ".py")):
-                content = change(content.decode()).encode()
-            new.writestr(info.filename, content)
-    return stream.getvalue()
+
+    def of_text(name: str, content: bytes) -> tuple[str, bytes]:
+        return name, change(content.decode()).encode() if name.endswith((".json", ".py")) else content
+
+    return rezipped(data, of_text)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -154,15 +156,12 @@ def test_a_symbolic_size_that_is_evaluated_as_text_is_an_error(exported: bytes, 
     assert "CK216" in codes(check(data))
     assert "CK216" in codes(check(changed(exported, lambda one: evil(one).replace("expr_str", "expr\\u005fstr"))))
     assert "CK216" not in codes(check(exported))
-    stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(changed(exported, evil))) as old, zipfile.ZipFile(stream, "w") as new:
-        for one in old.namelist():
-            new.writestr(one.replace("model.json", "model.data"), old.read(one))
+    renamed = rezipped(changed(exported, evil), lambda name, one: (name.replace("model.json", "model.data"), one))
     mark.rmdir()
     with pytest.raises(Exception):  # noqa: B017 - as above
-        torch.export.load(io.BytesIO(stream.getvalue()))
+        torch.export.load(io.BytesIO(renamed))
     assert mark.exists()
-    assert "CK216" in codes(check(stream.getvalue()))
+    assert "CK216" in codes(check(renamed))
 
 
 def test_an_operator_of_a_graph_that_leads_elsewhere_is_an_error(exported: bytes) -> None:
@@ -185,14 +184,13 @@ def with_constant(data: bytes, path: str, content: bytes, **more: bytes) -> byte
         "layout": 7,
     }
     listed = {"x": {"path_name": path, "is_param": False, "use_pickle": False, "tensor_meta": meta}}
-    stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
-        for name in old.namelist():
-            is_list = name.endswith("_constants_config.json")
-            new.writestr(name, json.dumps({"config": listed}) if is_list else old.read(name))
-        root = old.namelist()[0].partition("/")[0]
-        new.writestr(f"{root}/data/constants/{path}", content)
-        for name, one in more.items():
+    config = json.dumps({"config": listed}).encode()
+    stream = io.BytesIO(
+        rezipped(data, lambda name, old: (name, config if name.endswith("_constants_config.json") else old))
+    )
+    with zipfile.ZipFile(stream, "a") as new:
+        root = new.namelist()[0].partition("/")[0]
+        for name, one in {f"data/constants/{path}": content, **more}.items():
             new.writestr(f"{root}/{name}", one)
     return stream.getvalue()
 
@@ -307,15 +305,13 @@ def test_an_object_of_a_class_in_c_that_unpickles_its_state_is_an_error(tmp_path
     state = base64.b64encode(pickle.dumps(Canary(mark), 2))
     value = b"c__torch__.torch.classes.aten\nOpaqueObject\n)\x81X" + len(state).to_bytes(4, "little") + state + b"b"
     field = b"X\x08\0\0\0training"
-    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
-            if name.endswith("/data.pkl"):
-                data = data.replace(field, b"X\1\0\0\0o" + value + field)
-            data = data.replace(
-                b"  training : bool", b"  o : __torch__.torch.classes.aten.OpaqueObject\n  training : bool"
-            )
-            new.writestr(name, data)
+    declared = b"  o : __torch__.torch.classes.aten.OpaqueObject\n  training : bool"
+
+    def with_object(name: str, data: bytes) -> tuple[str, bytes]:
+        data = data.replace(field, b"X\1\0\0\0o" + value + field) if name.endswith("/data.pkl") else data
+        return name, data.replace(b"  training : bool", declared)
+
+    path.write_bytes(rezipped(stream.getvalue(), with_object))
     torch.jit.load(str(path))
     assert mark.exists()
 
@@ -352,9 +348,7 @@ def test_code_that_torch_runs_is_found_however_it_is_written(line: str, tmp_path
 def test_programs_are_found_by_names_in_any_case_as_torch_finds_them(tmp_path: Path) -> None:
     path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
     torch.jit.save(torch.jit.script(Writes(str(mark))), stream)
-    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            new.writestr(name.upper(), old.read(name))
+    path.write_bytes(rezipped(stream.getvalue(), lambda name, content: (name.upper(), content)))
     torch.jit.load(str(path))
     assert mark.exists()
     assert check(path).grade == "system"
@@ -364,10 +358,7 @@ def test_programs_are_found_by_names_in_any_case_as_torch_finds_them(tmp_path: P
 def test_byte_code_without_its_source_is_looked_at(tmp_path: Path) -> None:
     path, mark, stream = tmp_path / "x.ptl", tmp_path / "mark", io.BytesIO()
     stream.write(torch.jit.script(Saves(str(mark)))._save_to_buffer_for_lite_interpreter())
-    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            if "/code/" not in name:
-                new.writestr(name, old.read(name))
+    path.write_bytes(rezipped(stream.getvalue(), lambda name, content: None if "/code/" in name else (name, content)))
     _load_for_lite_interpreter(str(path))(torch.ones(1))
     assert mark.exists()
     assert check(path).grade == "system"
@@ -403,10 +394,7 @@ PREFIXES = {
 def test_a_program_is_found_in_a_zip_behind_other_bytes(prefix: str, tmp_path: Path) -> None:
     path, mark, stream = tmp_path / "x.pt", tmp_path / "mark", io.BytesIO()
     torch.jit.save(torch.jit.script(Writes(str(mark))), stream)
-    path.write_bytes(PREFIXES[prefix])
-    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(path, "a") as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
+    path.write_bytes(rezipped(stream.getvalue(), lambda name, content: (name, content), PREFIXES[prefix]))
     torch.jit.load(str(path))
     assert mark.exists()
     assert check(path).grade == "system"

@@ -33,9 +33,9 @@ import torch
 import ckptool
 from ckptool.cli.text import error_text
 from tests import build
+from tests.formats.dcp_folder import columns, rows, save
 from tests.process import in_a_fork, peak_nbytes
 from tests.program import invoke
-from tests.tensors.folders import columns, rows, save
 
 MIB = 1 << 20
 MEMORY = {"inspect": 512 * MIB, "check": 512 * MIB, "migrate": 512 * MIB, "load": 1024 * MIB}

@@ -20,7 +20,7 @@ from ckptool.loading.memory.host import HostMemory
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import PiecesSource
 from tests.each import each
-from tests.tensors.folders import Box, columns, cut, rows, save
+from tests.formats.dcp_folder import Box, columns, rows, save
 
 TENSORS = {
     "model.rows": torch.randn(60, 500),
@@ -35,7 +35,7 @@ TENSORS = {
 CUTS: dict[str, list[Box]] = {
     "model.rows": rows((60, 500), 4),
     "model.columns": columns((500, 70), 3),
-    "model.middle": cut((7, 9, 30), 2, 1),
+    "model.middle": rows((7, 9, 30), 2, 1),
     "model.narrow": [((0, 0), (20, 20)), ((20, 0), (13, 7)), ((20, 7), (13, 13))],
     "model.complex": columns((6, 8), 3),
     "model.flags": rows((50,), 3),

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 import ckptool
 from ckptool.errors import DamagedFile, MigrationRefused
 from tests.each import each
+from tests.formats.dcp_folder import columns, rows, save
 from tests.migration.refused import refused
 from tests.scale import exhaustive
-from tests.tensors.folders import columns, rows, save
 
 TENSORS = {"model.w": torch.randn(12, 10)}
 

@@ -10,7 +10,7 @@ import torch
 import ckptool
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.pieces import Box, Cut, Piece, PiecesSource, cut_of, in_pieces
-from tests.tensors.folders import columns, rows, save
+from tests.formats.dcp_folder import columns, rows, save
 
 GRID = [((0, 0), (6, 3)), ((0, 3), (6, 5)), ((6, 0), (6, 8))]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from tests.formats.dcp_folder import Described, Item, columns, rows, save, saved_bytes, write
 from tests.hostile.cases import Case
-from tests.tensors.folders import Described, Item, columns, item, rows, save, write
 
 FILE = "__0_0.distcp"
 BESIDE = (".metadata", FILE, "__1_0.distcp", "missing")
@@ -21,7 +21,7 @@ HUGE = 1 << 62
 
 @cache
 def piece() -> bytes:
-    return item(torch.arange(6.0).reshape(2, 3))
+    return saved_bytes(torch.arange(6.0).reshape(2, 3))
 
 
 def folder(
@@ -62,7 +62,7 @@ def many(count: int) -> Callable[[int], list[Item]]:
 
 def bomb() -> bytes:
     """Return a piece whose record is a gibibyte of zeros, deflated."""
-    source, target = io.BytesIO(item(torch.zeros(2, 3))), io.BytesIO()
+    source, target = io.BytesIO(saved_bytes(torch.zeros(2, 3))), io.BytesIO()
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
         for one in old.infolist():
             data = old.read(one)
@@ -124,7 +124,7 @@ def d3() -> Iterator[Case]:
     """D3: few bytes as very many."""
     yield Case("D3", "1,000 pieces that are the same bytes", folder(many(1_000), (2_000, 3)), "any", None, BESIDE)
     yield Case("D3", "a grid of 2,500 pieces of another shape", folder(grid, (50, 50)), "any", False, BESIDE)
-    expanded = item(torch.zeros(1).expand(1 << 15, 1 << 15))
+    expanded = saved_bytes(torch.zeros(1).expand(1 << 15, 1 << 15))
     made = folder(whole((1 << 15, 1 << 15)), (1 << 15, 1 << 15), expanded)
     yield Case("D3", "a piece that repeats one element", made, "any", False, BESIDE)
     yield Case("D3", "a piece that is a bomb", bombed, "any", None, BESIDE)
