@@ -6,9 +6,12 @@ Values become opcodes by ``ops``; ``bytes`` are opcodes already, so parts nest: 
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -211,6 +214,16 @@ def safetensors(tensors: Mapping[str, bytes]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return pack("<Q", len(text)) + text + b"".join(tensors.values())
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
+}
+"""What compresses a file as a whole."""
 
 
 def index_of_shards(shard_of: Mapping[str, str], **metadata: object) -> bytes:

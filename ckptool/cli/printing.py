@@ -34,7 +34,8 @@ from ckptool.cli.text import (
     with_options,
 )
 from ckptool.errors import CkptoolError
-from ckptool.formats.listing import Target, is_many, refuse_none, targets
+from ckptool.formats import listing
+from ckptool.formats.listing import Target, targets
 from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
 from ckptool.sections import Section, Table, padded
 
@@ -158,7 +159,8 @@ def say_each(
     found = targets(files, recursive=options["recursive"], passed=unseen)
     codes, passed = {0}, 0
     with pager(asked=options["pager"]), written(options["output"]) as stream:
-        paths, is_list = [one.shown for one in found], is_many(files, found)
+        # Paths may stand for several things, be it that only one of them is there.
+        paths, is_list = [one.shown for one in found], [one.path for one in found] != list(files[:1])
         told = {**options, **_FOR_PEOPLE} if stream is not None else options
         printed = output_for(told, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare)
         outputs = [printed, formal_output(options, stream, is_list=is_list)] if stream is not None else [printed]
@@ -189,7 +191,8 @@ def say_each(
             output.end()
     for text in left_out(unseen):
         say(text, err=True)
-    refuse_none(passed, found, files)
+    if found and passed == len(found):
+        listing.refuse_others(passed, files)
     return 1 if 1 in codes else max(codes)
 
 

@@ -109,26 +109,10 @@ class Listing:
             yield Target(address)
 
 
-def refuse_none(passed: int, found: Sequence[Target], paths: Sequence[str]) -> None:
-    """
-    Say so if all that was found was passed over.
-
-    Raises:
-        NotACheckpoint: There are files, and none is a checkpoint.
-    """
-    if found and passed == len(found):
-        refuse_others(passed, paths)
-
-
 def refuse_others(passed: int, paths: Iterable[str]) -> None:
     """Raise NotACheckpoint for so many files of which none is a checkpoint."""
     fact = f"no checkpoint among {counted(passed, 'file')}"
     raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(map(shown_path, paths)))
-
-
-def is_many(paths: Sequence[str], found: Sequence[Target]) -> bool:
-    """Say whether paths stand for several things, be it that only one of them is there."""
-    return [one.path for one in found] != list(paths[:1])
 
 
 def matches(path: str) -> list[str]:

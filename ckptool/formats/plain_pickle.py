@@ -59,14 +59,12 @@ def read(probe: Probe) -> Parsed:
         contents = collect_weights(pickled.root, rebuilder, probe.limits)
     except MalformedFile as error:
         raise _bare(pickled) or error  # noqa: B904 - the same one, or one that says more
-    notes = [*pickled.notes]
-    if pickled.end < probe.source.nbytes:
-        notes.append(f"{probe.source.nbytes - pickled.end:,} bytes after the pickle")
-    rest = pickled.end if pickled.end < probe.source.nbytes else None
+    behind = probe.source.nbytes - pickled.end
+    notes = [*pickled.notes, *([f"{behind:,} bytes after the pickle"] if behind else ())]
     stream = Stream(
         *("", probe.source, 0, pickled.end, pickled.globals, tuple(pickled.blocks)),
         has_arrays=True,
-        rest=rest,
+        rest=pickled.end if behind else None,
         opcodes=pickled.opcodes,
     )
     return Parsed(

@@ -133,10 +133,7 @@ class TarStorages:
 
     def read(self, member: str) -> None:
         """Read one of the two members: that with the storages first."""
-        if member == "storages":
-            self._read_storages(self._pickles[member])
-        else:
-            self._read_tensors(self._pickles[member])
+        (self._read_storages if member == "storages" else self._read_tensors)(self._pickles[member])
 
     def stream(self, member: str) -> Stream:
         """Return the pickles of one of the two members."""

@@ -16,15 +16,9 @@ import pytest
 from ckptool import Limits
 from ckptool.archives.compressed import GZIP, compression_of, decompress_as_far
 from ckptool.sources.source import BytesSource
+from tests.build import COMPRESSED
 from tests.scale import in_turn
 
-KINDS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
-    "zlib": zlib.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
-}
 UNPACKERS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(31),
     "zlib": zlib.decompressobj,
@@ -55,9 +49,9 @@ def to_the_byte(kind: str, data: bytes, whole: int = 1) -> bytes:
     return bytes(output)
 
 
-@pytest.mark.parametrize(("kind", "at"), in_turn(KINDS, [0.3, 0.9]))
+@pytest.mark.parametrize(("kind", "at"), in_turn(COMPRESSED, [0.3, 0.9]))
 def test_what_stands_before_the_damage_is_unpacked_to_the_byte(kind: str, at: float) -> None:
-    data = bytearray(KINDS[kind](values(60_000)))
+    data = bytearray(COMPRESSED[kind](values(60_000)))
     data[int(len(data) * at)] ^= 0xFF
     compression = compression_of(bytes(data[:64]))
     assert compression is not None

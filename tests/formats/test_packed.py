@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from ckptool import (
     open_checkpoint,
 )
 from tests import build, zip_bytes
+from tests.build import COMPRESSED
 from tests.each import each
 from tests.formats.said import refused
 from tests.scale import in_turn
@@ -232,14 +231,6 @@ def test_the_record_of_a_torch_zip_is_no_member_worth_picking(tmp_path: Path) ->
 
 
 # compressed as a whole
-
-COMPRESSED = {
-    "zlib": zlib.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-    "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
-    "gzip": gzip.compress,
-}
 
 
 @pytest.mark.parametrize("name", COMPRESSED)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
 import tarfile
 import tracemalloc
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import pytest
 from ckptool import check
 from ckptool.archives import zips as zips_module
 from tests import zip_bytes
-from tests.build import call, named, pickled, raw, tar_file, zip_file
+from tests.build import COMPRESSED, call, named, pickled, raw, tar_file, zip_file
 from tests.checking.test_would_run import system
 from tests.program import invoke
 from tests.scale import in_turn
@@ -34,10 +31,7 @@ def zipped(content: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-    "zlib": zlib.compress,
+    **COMPRESSED,
     "zip": zipped,
     "tar": lambda content: tar_file({"a.pkl": content}),
     "a pickle": lambda content: pickled(raw(content)),

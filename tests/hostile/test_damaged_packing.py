@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import random
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckptool import CkptoolError, check, open_checkpoint
-from tests.build import floats, storage, tensor, torch_zip
+from tests.build import COMPRESSED, floats, storage, tensor, torch_zip
 from tests.program import invoke
 from tests.scale import times
 
@@ -32,13 +28,7 @@ def deflated(data: bytes) -> bytes:
     return stream.getvalue()
 
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "a deflated zip": deflated,
-    "gzip": gzip.compress,
-    "zlib": zlib.compress,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
-}
+PACKERS = {"a deflated zip": deflated, **COMPRESSED}
 VERBS = (
     ("inspect", "{}"),
     ("check", "--deep", "--json", "{}"),

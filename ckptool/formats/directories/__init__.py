@@ -166,8 +166,8 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
         source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
-    missing = several.missing_components(folder, folders)
-    remarks = [*parsed.remarks, *several.remarks(missing)]
+    missing, said = several.missing_components(folder, folders)
+    remarks = [*parsed.remarks, *said]
     remarks += beside.without_weights(folder, choice, parsed)
     remarks += beside.missing_parts(folder)
     remarks += beside.missing_files(folder)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import ckptool.system as system
@@ -218,25 +218,20 @@ def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
     )
 
 
-def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> dict[str, str]:
-    """Return the components of a pipeline without weights, and why; ``checkpoints`` are the folders that have some."""
+def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> tuple[list[str], list[Remark]]:
+    """Return the components of a pipeline without weights, and what is said of them; ``checkpoints`` have some."""
     if PIPELINE not in folder.files:
-        return {}
+        return [], []
     named = [name for name, said in json_object(folder, PIPELINE).items() if _has_weights(said)]
     links = [name for name in named if name in folder.folders and folder.is_link(name)]
     found = dict.fromkeys(links, "is a link, which is not followed")
     found |= {name: "has no weights in its folder" for name in folder.folders if _is_bare(folder, name, checkpoints)}
     if all(name in named for name in checkpoints):  # else it is the index of another one
         found |= {name: "is not there" for name in named if name not in folder.folders}
-    return found
-
-
-def remarks(missing: Mapping[str, str]) -> Iterator[Remark]:
-    """Yield what is said of the components that are missing."""
-    if missing:
-        listed = some([f"{name!r} {why}" for name, why in missing.items()])
-        what = f"{counted(len(missing), 'component')} of the pipeline without weights: {listed}"
-        yield Remark("CK164", what, "Download what is missing, if the whole pipeline is needed.")
+    why = some([f"{name!r} {why}" for name, why in found.items()])
+    what = f"{counted(len(found), 'component')} of the pipeline without weights: {why}"
+    remark = Remark("CK164", what, "Download what is missing, if the whole pipeline is needed.")
+    return list(found), [remark] if found else []
 
 
 def _is_bare(folder: FolderSource, name: str, checkpoints: Collection[str]) -> bool:

@@ -135,13 +135,16 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Index:
         CkptoolError: One cannot be read.
     """
     found = {int(match[1]): name for name in folder.files if (match := _OF_RANK.fullmatch(name))}
-    if INDEX in folder.files and not (found and not is_index(folder, INDEX)):
-        return read_index(folder.open(INDEX), INDEX, limits)
-    if not found:
+    is_one = INDEX in folder.files and not (found and not is_index(folder, INDEX))
+    ranks = [] if is_one else sorted(found)
+    if not is_one and not ranks:
         raise _unfinished(folder)
-    ranks = sorted(found)
-    indexes = [read_index(folder.open(found[rank]), found[rank], limits) for rank in ranks]
-    return _merged(indexes)._replace(ranks=tuple(ranks))
+    indexes = []
+    for name in [INDEX] if is_one else map(found.__getitem__, ranks):
+        source = folder.open(name)
+        with within(repr(name), known=repr(name)):
+            indexes.append(_read(source, name, limits))
+    return indexes[0] if is_one else _merged(indexes)._replace(ranks=tuple(ranks))
 
 
 def _unfinished(folder: FolderSource) -> FileUnavailable:
@@ -224,19 +227,8 @@ def gaps(ranks: Sequence[int]) -> Iterator[int]:
     yield from (rank for rank in range(max(ranks, default=-1)) if rank not in known)
 
 
-def read_index(source: FileSource, name: str, limits: Limits) -> Index:
-    """
-    Read an index that is ``name`` in its folder.
-
-    Raises:
-        MalformedFile: It is none of DCP, or a name of a file in it could lead out of the folder.
-        LimitExceeded: It has too many names.
-    """
-    with within(repr(name), known=repr(name)):
-        return _read(source, name, limits)
-
-
 def _read(source: FileSource, name: str, limits: Limits) -> Index:
+    """Return what an index says that is ``name`` in its folder."""
     pickled = read_pickle(source, field_names=FieldNames())
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
