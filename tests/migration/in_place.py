@@ -170,6 +170,13 @@ def put(files: Files, path: Path) -> None:
 
 def states(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Files]]:
     """Edit a file, then put what its folder holds after each operation of that back, and yield it with its files."""
+    for path, files in after_each_operation(layout, folder, count):
+        put(files, path)
+        yield path, files
+
+
+def after_each_operation(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Files]]:
+    """Edit a file, and yield it with what its folder held after each operation, and half way through it."""
     path = write(layout, folder, count)
     state, disk = start_of(path), Disk()
     edit(path, LAYOUTS[layout].changes, disk)
@@ -178,13 +185,12 @@ def states(layout: str, folder: Path, count: int = 8) -> Iterator[tuple[Path, Fi
         halfway = [state.after(half)] if len(entry.data) > 8 else []
         state = state.after(entry)
         for one in (*halfway, state):
-            put(one.content, path)
             yield path, one.content
 
 
 def torn(layout: str, folder: Path) -> Path:
     """Write a file whose edit was cut off when its index was half written."""
-    every = [files for _, files in states(layout, folder)]
+    every = [files for _, files in after_each_operation(layout, folder)]
     name = f"model{LAYOUTS[layout].suffix}"
     old, new = every[0][name], every[-1][name]
     *_, half, _ = [one for one in every if len(one) == 2 and one[name] not in (old, new)]

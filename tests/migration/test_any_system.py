@@ -16,6 +16,7 @@ import pytest
 
 from ckptool import migrate, open_checkpoint, system
 from ckptool.cli.pool import Lost, Processes, Tell
+from tests.migration.test_outputs import dead_pid, names_in
 from tests.program import VALID, invoke, run
 
 FIXTURE = VALID / "checkpoint-compiled-forged-cuda0-legacy.pth"
@@ -25,15 +26,6 @@ FORMS = {"out.pth": "same", "out.safetensors": "safetensors", "shards": "safeten
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return Path(shutil.copy(FIXTURE, tmp_path / "source.pth"))
-
-
-def names_in(folder: Path) -> set[str]:
-    return {one.name for one in folder.iterdir()}
-
-
-def dead_pid() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        return process.pid
 
 
 @pytest.mark.parametrize("name", FORMS)

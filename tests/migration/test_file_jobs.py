@@ -89,10 +89,10 @@ CHANGES = {
     "cast": Changes(max_shard_size=1200, dtype="bfloat16", keep_dtype=["long"]),
     "cast items": Changes(form="dcp", max_shard_size=1 << 14, dtype="float16"),
 }
-CASES = [(source, change) for source in ("file.pth", "training.pth") for change in CHANGES]
+CASES = [("file.pth", change) for change in CHANGES] + [("training.pth", "items"), ("training.pth", "cast")]
 CASES += [("shards", "shards"), ("dcp", "names"), ("pieces", "cast items"), ("pieces", "shards")]
 if scale:
-    others = ("legacy.pth", "shards/model.safetensors.index.json", "shards", "dcp", "pieces")
+    others = ("training.pth", "legacy.pth", "shards/model.safetensors.index.json", "shards", "dcp", "pieces")
     CASES += [(source, change) for source in others for change in CHANGES]
 
 

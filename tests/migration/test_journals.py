@@ -24,7 +24,7 @@ from ckptool.sources.journal import Change, Journal, Run
 from tests import build
 from tests.each import each
 from tests.migration.disk import Disk, Files
-from tests.migration.in_place import LAYOUTS, edit, journal_of, put, states, torn, weights, write
+from tests.migration.in_place import LAYOUTS, after_each_operation, edit, journal_of, put, states, torn, weights, write
 from tests.program import invoke
 from tests.scale import step, times
 
@@ -339,7 +339,7 @@ def mixed(old: bytes, new: bytes, dice: random.Random) -> bytearray:
 
 @LAYOUT
 def test_what_is_torn_byte_by_byte_is_made_what_it_was(layout: str, tmp_path: Path) -> None:
-    every: list[Files] = [dict(files) for _, files in states(layout, tmp_path)]
+    every: list[Files] = [dict(files) for _, files in after_each_operation(layout, tmp_path)]
     path = tmp_path / f"model{LAYOUTS[layout].suffix}"
     old, new = every[0][path.name], every[-1][path.name]
     half = next(one for one in every if journal_of(path).name in one and one[path.name] not in (old, new))
@@ -377,7 +377,7 @@ def test_one_byte_that_the_edit_cannot_have_left_is_enough(layout: str, tmp_path
 @LAYOUT
 def test_a_mixture_with_a_whole_guard_is_of_no_edit(layout: str, tmp_path: Path) -> None:
     """A file that another program wrote may agree with the old one or the new one in each of its bytes, by chance."""
-    every = [dict(files) for _, files in states(layout, tmp_path)]
+    every = [files for _, files in after_each_operation(layout, tmp_path)]
     path = tmp_path / f"model{LAYOUTS[layout].suffix}"
     old, new = every[0][path.name], every[-1][path.name]
     put(next(one for one in every if len(one) == 2 and journal_of(path).name in one), path)

@@ -15,6 +15,7 @@ from ckptool import MigrationRefused, load, migrate, open_checkpoint
 from ckptool.formats.safetensors import MODULES_KEY, ORDER_KEY
 from tests.each import each
 from tests.program import OURS, run
+from tests.scale import step
 
 TAGS = json.dumps({"10_cat": {f"tag {number}": number for number in range(30)}})
 TEXTS = {"format": "pt", "title": "a cat\nand more", "ss_tag_frequency": TAGS, "ss_steps": "800"}
@@ -173,6 +174,6 @@ def test_inspect_shows_values_that_are_no_tensors(tmp_path: Path) -> None:
 
 
 def test_every_fixture_has_lines_of_text(tmp_path: Path) -> None:
-    for path in OURS:
+    for path in OURS[:: step(3)]:
         printed = run("inspect", "--metadata", path).stdout
         assert all(line.isprintable() for line in printed.splitlines()), path

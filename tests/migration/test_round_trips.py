@@ -20,7 +20,6 @@ from torch import nn
 
 from ckptool import Checkpoint, LazyTensor, migrate, open_checkpoint
 from tests.against_torch import oracle
-from tests.each import each
 from tests.migration.refused import refused
 from tests.scale import in_turn, one_of_twins, some
 
@@ -277,17 +276,6 @@ def test_training_goes_on_from_what_was_kept(name: str, tmp_path: Path) -> None:
     state = after["model"]
     assert all(not key.startswith(("module.", "_orig_mod.")) for key in state)
     assert len(state) == len(before["model"])
-
-
-@each("name", [name for name in PICKLED if "-plain-" not in name and name.startswith("state-dict-")])
-def test_a_state_dict_keeps_its_metadata(name: str, tmp_path: Path) -> None:
-    if name in TORCH_FAILS:
-        pytest.skip("torch does not open the source")
-    target = tmp_path / "x.pth"
-    migrate(source_of(name), target, form="state_dict", to="cpu")
-
-    found, wanted = loaded(target), oracle.load(source_of(name))
-    assert getattr(found, "_metadata", None) == getattr(wanted, "_metadata", None)
 
 
 def saved(content: Any, path: Path) -> Path:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from ckptool import CkptoolError, migrate, open_checkpoint
 from ckptool.migration.changes import size_in_bytes
@@ -193,17 +192,6 @@ def test_names_types_and_choices_are_as_for_one_file(tmp_path: Path) -> None:
     assert len(report.dropped) == 3
 
 
-def test_expanded_ties_are_in_the_shards_of_their_own_places(tmp_path: Path) -> None:
-    out = written(odd(), tmp_path, max_shard_size=100, expand_tied=True)
-
-    assert_equal(tensors_in(out), odd_from(tmp_path))
-
-
-def odd_from(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(folder / "model.pth")
-    return found
-
-
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
@@ -252,16 +240,6 @@ def test_a_dry_run_names_the_files_and_writes_none(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     assert migrate(tmp_path / "model.pth", tmp_path / "out", max_shard_size=10).files == dry.files
     assert re.search(r"files +model-00001-of-00002.safetensors, \d+ B\n +model-00002-of-00002", str(dry))
-
-
-def test_what_a_shard_says_beside_tensors_comes_back(tmp_path: Path) -> None:
-
-    save_file(state_dict(6, 6), tmp_path / "model.safetensors", {"format": "pt", "made by": "a test"})
-    migrate(tmp_path / "model.safetensors", tmp_path / "out", max_shard_size=10)
-    migrate(tmp_path / "out" / INDEX, tmp_path / "back.safetensors")
-
-    with safe_open(tmp_path / "back.safetensors", "pt") as opened:
-        assert opened.metadata()["made by"] == "a test"
 
 
 # What lies beside the weights of a model

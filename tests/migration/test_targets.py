@@ -93,16 +93,6 @@ def test_a_folder_may_have_any_name(source: Path) -> None:
         assert Path(ckptool.migrate("model.pth", name).target) == Path(name) / "model.pth"
 
 
-def test_the_source_is_replaced_only_where_it_was_named_with_force(source: Path) -> None:
-    old = Path("model.pth").read_bytes()
-
-    with pytest.raises(ckptool.CkptoolError, match="exists already"):
-        ckptool.migrate("model.pth", "model.pth", strip_module=True)
-    assert Path("model.pth").read_bytes() == old
-    ckptool.migrate("model.pth", "model.pth", form="state_dict", force=True)
-    assert list(torch.load("model.pth")) == ["w"]
-
-
 def test_an_archive_is_not_replaced_by_one_of_its_members(source: Path) -> None:
     packed = zip_file({"a.pth": Path("model.pth").read_bytes(), "b.pth": Path("model.pth").read_bytes()})
     Path("all.zip").write_bytes(packed)
@@ -137,11 +127,3 @@ def test_a_suffix_of_two_parts_is_one(name: str, expected: str, source: Path) ->
     # Without its second part, the name is another file's.
     (source / "kept").mkdir()
     assert ckptool.migrate(source / name, source / "kept").target == str(source / "kept" / expected.replace(".cpu", ""))
-
-
-def test_averaged_weights_that_are_not_there_get_a_hint_that_works(source: Path) -> None:
-    torch.save({"w": torch.ones(2)}, source / "plain.pth")
-    printed = refused(source, "plain.pth", "out.pth", "--weights", "ema")
-    assert "--key instead: '(root)'" in printed
-    printed = refused(source, "plain.pth", "out.pth", "--key", "model")
-    assert "--key: '(root)'" in printed
