@@ -20,14 +20,12 @@ out, too: it is that of a machine.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from math import prod
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -67,41 +65,11 @@ _MEMORY_FORMAT: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 class Item(NamedTuple):
     """A tensor, a box of one, or a value, as ``torch.save`` writes it to a stream."""
 
-    name: str
-    offsets: tuple[int, ...] | None
-    """Where the box begins in its tensor; None for a value."""
+    box: Box | None
+    """Offsets and sizes in its tensor; None for a value."""
     pickled: bytes
     storages: tuple[Payload, ...]
     nbytes: int
-
-
-def _item(name: str, offsets: tuple[int, ...] | None, pickled: bytes, storages: Sequence[Payload]) -> Item:
-    nbytes = torch_zip_nbytes(_ROOT, len(pickled), [payload.nbytes for payload in storages])
-    return Item(name, offsets, pickled, tuple(storages), nbytes)
-
-
-Cut: TypeAlias = tuple[int, int, Payload]
-"""A storage that is cut into the items from one number up to another, in order."""
-
-
-def _file(name: str, items: Sequence[Item], cut: Sequence[Cut]) -> OutFile:
-    """Return the file of these items; storages that are copied in several of them are among its payloads as well."""
-    payloads = [*(payload for one in items for payload in one.storages), *(storage for _, _, storage in cut)]
-    nbytes = sum(one.nbytes for one in items)
-    return OutFile(name, nbytes, partial(_content, items, cut), payloads, needs_checksums=True)
-
-
-def _content(items: Sequence[Item], cut: Sequence[Cut], found: Sequence[int]) -> Iterator[Part]:
-    """Yield items one behind the other, each as it would be alone."""
-    own = array("Q")
-    for one in items:
-        yield from torch_zip(_ROOT, one.pickled, one.storages, found)
-        own.append(found[-1] if one.storages else 0)
-    for start, stop, storage in cut:
-        whole = 0
-        for one, checksum in zip(items[start:stop], own[start:stop], strict=True):
-            whole = joined_crc32(whole, checksum, one.storages[0].nbytes)
-        storage.check(whole)
 
 
 class Entry(NamedTuple):
@@ -110,18 +78,45 @@ class Entry(NamedTuple):
     name: str
     path: Path
     """The keys and positions that lead to it where it is nested."""
+    items: Sequence[Item]
     tensor: tuple[DType, tuple[int, ...], bool] | None = None
     """Element type, shape and whether it requires a gradient; None for a value."""
-    boxes: Sequence[Box] = ()
-    """How the tensor is cut: offsets and sizes."""
+    cut: Payload | None = None
+    """The storage that is copied in all of its items, in order."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its items."""
+        return sum(one.nbytes for one in self.items)
 
 
-def index(entries: Sequence[Entry], files: Sequence[tuple[str, Sequence[Item]]]) -> bytes:
-    """
-    Return the pickle of what there is, and where each item lies: names of files, each with its items.
+def _item(box: Box | None, pickled: bytes, storages: Sequence[Payload]) -> Item:
+    nbytes = torch_zip_nbytes(_ROOT, len(pickled), [payload.nbytes for payload in storages])
+    return Item(box, pickled, tuple(storages), nbytes)
 
-    The items of a tensor are one behind the other in one file, in the order of its boxes.
-    """
+
+def _file(name: str, entries: Sequence[Entry]) -> OutFile:
+    """Return the file of these entries; storages that are copied in several items are among its payloads as well."""
+    payloads = [payload for entry in entries for one in entry.items for payload in one.storages]
+    payloads += [entry.cut for entry in entries if entry.cut is not None]
+    nbytes = sum(entry.nbytes for entry in entries)
+    return OutFile(name, nbytes, partial(_content, entries), payloads, needs_checksums=True)
+
+
+def _content(entries: Sequence[Entry], found: Sequence[int]) -> Iterator[Part]:
+    """Yield items one behind the other, each as it would be alone."""
+    for entry in entries:
+        whole = 0
+        for one in entry.items:
+            yield from torch_zip(_ROOT, one.pickled, one.storages, found)
+            if entry.cut is not None:
+                whole = joined_crc32(whole, found[-1], one.storages[0].nbytes)
+        if entry.cut is not None:
+            entry.cut.check(whole)
+
+
+def index(entries: Collection[Entry], files: Sequence[tuple[str, Sequence[Entry]]]) -> bytes:
+    """Return the pickle of what there is, and where each item lies: names of files, each with its own entries."""
     nodes = _Nodes()
     fields: PairList = [
         ("state_dict_metadata", _in_batches((one.name, _metadata(one, nodes)) for one in entries)),
@@ -138,14 +133,14 @@ def _in_batches(pairs: Iterator[tuple[Inert, Inert]]) -> DictInBatches:
     return DictInBatches(lambda: iter(lambda: list(islice(pairs, _BATCH)), []))
 
 
-def _places(file: str, items: Iterable[Item], nodes: _Nodes) -> Iterator[tuple[Inert, Inert]]:
+def _places(file: str, entries: Iterable[Entry], nodes: _Nodes) -> Iterator[tuple[Inert, Inert]]:
     """Yield which piece or value each item is, and where it lies."""
     position = 0
-    for _, own in groupby(items, key=attrgetter("name")):
-        for number, item in enumerate(own):
-            key: PairList = [("fqn", item.name), ("index", None if item.offsets is None else number)]
-            if item.offsets is not None:
-                key.append(("offset", nodes.sizes(item.offsets)))
+    for entry in entries:
+        for number, item in enumerate(entry.items):
+            key: PairList = [("fqn", entry.name), ("index", None if item.box is None else number)]
+            if item.box is not None:
+                key.append(("offset", nodes.sizes(item.box[0])))
             place: PairList = [("relative_path", file), ("offset", position), ("length", item.nbytes)]
             info = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
             yield _object(Global(_MODULE, "MetadataIndex"), key), _object(info, place)
@@ -185,7 +180,7 @@ def _metadata(entry: Entry, nodes: _Nodes) -> Inert:
     fields: PairList = [
         ("properties", nodes.properties(dtype, requires_grad)),
         ("size", nodes.sizes(shape)),
-        ("chunks", [nodes.chunk(box) for box in entry.boxes]),
+        ("chunks", [nodes.chunk(one.box) for one in entry.items if one.box is not None]),
     ]
     return _object(Global(_MODULE, "TensorStorageMetadata"), fields)
 
@@ -278,9 +273,6 @@ class _Work:
         self.storages: list[Payload] = []
         """What is copied, whole or in items."""
         self._entries: dict[str, Entry] = {}
-        self._values: list[Item] = []
-        self._tensors: list[Item] = []
-        self._cut: list[Cut] = []
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
         self._alike: dict[Any, Any] = {}
@@ -289,32 +281,26 @@ class _Work:
     def value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
         """Take what is no tensor, or is one that its own call makes, with a rewriter that no other item has."""
         pickled = write_pickle(node, own, self.cancellation)
-        self._enter(Entry(name, path))
-        self._values.append(_item(name, None, pickled, own.storages))
+        self._enter(Entry(name, path, (_item(None, pickled, own.storages),)))
         self.storages += own.storages
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
         """Take a plain tensor."""
-        boxes = self._one(tuple(_boxes(info)))
-        start = len(self._tensors)
-        whole = payload_of(LazyTensor(name, info))
-        for offsets, sizes in boxes:
+        whole, items = payload_of(LazyTensor(name, info)), []
+        for box in self._one(tuple(_boxes(info))):
+            offsets, sizes = box
             payload = whole
-            if len(boxes) > 1:
+            if sizes != info.shape:
                 skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
-                box = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
-                payload = payload_of(LazyTensor(name, box))
-            pickled = self._pickle(info.dtype, sizes)
-            self._tensors.append(_item(name, offsets, pickled, (payload,)))
+                part = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
+                payload = payload_of(LazyTensor(name, part))
+            items.append(_item(box, self._pickle(info.dtype, sizes), (payload,)))
         self.storages.append(whole)
-        if not isinstance(whole, StoragePayload):
+        is_cut = len(items) > 1 and isinstance(whole, StoragePayload)
+        if not isinstance(whole, StoragePayload) or (is_cut and not whole.known_crc32):
             self._partly.append(LazyTensor(name, info))
-        elif len(boxes) > 1:
-            if whole.known_crc32:
-                self._cut.append((start, len(self._tensors), whole))
-            else:
-                self._partly.append(LazyTensor(name, info))
-        self._enter(Entry(name, path, self._one((info.dtype, info.shape, info.requires_grad is True)), boxes))
+        facts = self._one((info.dtype, info.shape, info.requires_grad is True))
+        self._enter(Entry(name, path, items, facts, whole if is_cut and whole.known_crc32 else None))
 
     def _one(self, value: _T) -> _T:
         found: _T = self._alike.setdefault(value, value)
@@ -342,36 +328,27 @@ class _Work:
 
     def planned(self, plan: Plan, most_nbytes: int | None, **facts: Any) -> Plan:
         """Return a plan with files of all that was added, and with more ``facts``."""
-        objects = [one.name for one in self._values if one.storages]
+        values = [one for one in self._entries.values() if one.tensor is None]
+        tensors = [one for one in self._entries.values() if one.tensor is not None]
+        objects = [one.name for one in values if one.items[0].storages]
         if objects:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
-        data = list(self._files(most_nbytes))
-        entries = self._entries.values()
-        written = index(list(entries), [(file.name, items) for file, items in data])
+        every = {one.name: one for one in (*values, *tensors)}  # values first, and all of a tensor in one file
+        parts: list[list[str]] = [list(every)]
+        if most_nbytes is not None:
+            parts = split(((one.name, one.nbytes) for one in every.values()), most_nbytes) or [[]]
+        files = [(f"__0_{number}.distcp", [every[name] for name in part]) for number, part in enumerate(parts)]
         return replace(
             plan,
-            files=[*(file for file, _ in data), file_of_bytes(NAME, written)],
+            files=[*(_file(*file) for file in files), file_of_bytes(NAME, index(self._entries.values(), files))],
             is_folder=True,
-            packed={one.name for one in entries if one.tensor is not None},
+            packed={one.name for one in tensors},
             cut=self._partly,
-            pickles=tuple(one.pickled for one in self._values),
+            pickles=tuple(one.items[0].pickled for one in values),
             notes=tuple(self.notes),
             **facts,
         )
-
-    def _files(self, most_nbytes: int | None) -> Iterator[tuple[OutFile, Sequence[Item]]]:
-        """Yield files with their items: values first; all of a tensor in one, whose storage is compared in order."""
-        items = [*self._values, *self._tensors]
-        cut = {start + len(self._values): (stop - start, payload) for start, stop, payload in self._cut}
-        groups = {name: list(numbers) for name, numbers in groupby(range(len(items)), lambda at: items[at].name)}
-        sizes = ((name, sum(items[at].nbytes for at in numbers)) for name, numbers in groups.items())
-        parts: list[list[str]] = [list(groups)] if most_nbytes is None else split(sizes, most_nbytes) or [[]]
-        for number, names in enumerate(parts):
-            numbers = [at for name in names for at in groups[name]]
-            cuts = [(place, place + cut[at][0], cut[at][1]) for place, at in enumerate(numbers) if at in cut]
-            own = [items[at] for at in numbers]
-            yield _file(f"__0_{number}.distcp", own, cuts), own
 
 
 def _boxes(info: TensorInfo) -> Iterable[Box]:

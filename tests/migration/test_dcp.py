@@ -411,19 +411,20 @@ def test_an_index_that_is_not_what_was_meant_is_found(
     index = dcp_plan.index
 
     def wrongly(entries: Any, files: Any) -> bytes:
-        ((file, items),) = files
-        entries, items = list(entries), list(items)
-        dtype, shape, grad = entries[0].tensor
+        ((file, _),) = files
+        first, second = entries
+        (item,), (other,), (dtype, shape, grad) = first.items, second.items, first.tensor
         if wrong == "shape":
-            entries[0] = entries[0]._replace(tensor=(dtype, (4, 3), grad), boxes=[((0, 0), (4, 3))])
+            first = first._replace(tensor=(dtype, (4, 3), grad), items=[item._replace(box=((0, 0), (4, 3)))])
         elif wrong == "type":
-            entries[0] = entries[0]._replace(tensor=(entries[0].tensor[0]._replace(name="int32"), shape, grad))
-        elif wrong == "name":
-            entries = entries[1:]
-            items = items[1:]
-        else:
-            items = [items[1]._replace(nbytes=items[1].nbytes + 64), items[0]]
-        return index(entries, [(file, items)])
+            first = first._replace(tensor=(dtype._replace(name="int32"), shape, grad))
+        elif wrong == "place":
+            second = second._replace(items=[other._replace(nbytes=other.nbytes + 64)])
+        return index(
+            *{"name": ([second], [(file, [second])]), "place": (entries, [(file, [second, first])])}.get(
+                wrong, ([first, second], [(file, [first, second])])
+            )
+        )
 
     monkeypatch.setattr(dcp_plan, "index", wrongly)
     refused(tmp_path / "model.pth", tmp_path / "out", form="dcp", kind="verification-failed")
