@@ -90,11 +90,6 @@ class Entry(NamedTuple):
         return sum(one.nbytes for one in self.items)
 
 
-def _item(box: Box | None, pickled: bytes, storages: Sequence[Payload]) -> Item:
-    nbytes = torch_zip_nbytes(_ROOT, len(pickled), [payload.nbytes for payload in storages])
-    return Item(box, pickled, tuple(storages), nbytes)
-
-
 def _file(name: str, entries: Sequence[Entry]) -> OutFile:
     """Return the file of these entries; storages that are copied in several items are among its payloads as well."""
     payloads = [payload for entry in entries for one in entry.items for payload in one.storages]
@@ -281,7 +276,7 @@ class _Work:
     def value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
         """Take what is no tensor, or is one that its own call makes, with a rewriter that no other item has."""
         pickled = write_pickle(node, own, self.cancellation)
-        self._enter(Entry(name, path, (_item(None, pickled, own.storages),)))
+        self._enter(Entry(name, path, (self._item(None, pickled, own.storages),)))
         self.storages += own.storages
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
@@ -294,13 +289,17 @@ class _Work:
                 skipped = sum(offset * step for offset, step in zip(offsets, info.stride, strict=True))
                 part = info._replace(shape=sizes, storage_offset=info.storage_offset + skipped)
                 payload = payload_of(LazyTensor(name, part))
-            items.append(_item(box, self._pickle(info.dtype, sizes), (payload,)))
+            items.append(self._item(box, self._pickle(info.dtype, sizes), (payload,)))
         self.storages.append(whole)
         is_cut = len(items) > 1 and isinstance(whole, StoragePayload)
         if not isinstance(whole, StoragePayload) or (is_cut and not whole.known_crc32):
             self._partly.append(LazyTensor(name, info))
         facts = self._one((info.dtype, info.shape, info.requires_grad is True))
-        self._enter(Entry(name, path, items, facts, whole if is_cut and whole.known_crc32 else None))
+        self._enter(Entry(name, path, tuple(items), facts, whole if is_cut and whole.known_crc32 else None))
+
+    def _item(self, box: Box | None, pickled: bytes, storages: Sequence[Payload]) -> Item:
+        nbytes = torch_zip_nbytes(_ROOT, len(pickled), [payload.nbytes for payload in storages])
+        return Item(box, pickled, tuple(storages), self._one(nbytes))
 
     def _one(self, value: _T) -> _T:
         found: _T = self._alike.setdefault(value, value)
@@ -328,22 +327,22 @@ class _Work:
 
     def planned(self, plan: Plan, most_nbytes: int | None, **facts: Any) -> Plan:
         """Return a plan with files of all that was added, and with more ``facts``."""
-        values = [one for one in self._entries.values() if one.tensor is None]
-        tensors = [one for one in self._entries.values() if one.tensor is not None]
+        entries = self._entries.values()
+        values = [one for one in entries if one.tensor is None]
         objects = [one.name for one in values if one.items[0].storages]
         if objects:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
-        every = {one.name: one for one in (*values, *tensors)}  # values first, and all of a tensor in one file
-        parts: list[list[str]] = [list(every)]
-        if most_nbytes is not None:
-            parts = split(((one.name, one.nbytes) for one in every.values()), most_nbytes) or [[]]
-        files = [(f"__0_{number}.distcp", [every[name] for name in part]) for number, part in enumerate(parts)]
+        parts = [[*values, *(one for one in entries if one.tensor is not None)]]
+        if most_nbytes is not None:  # all of a tensor in one
+            names = split(((one.name, one.nbytes) for one in parts[0]), most_nbytes) or [[]]
+            parts = [[self._entries[name] for name in part] for part in names]
+        files = [(f"__0_{number}.distcp", part) for number, part in enumerate(parts)]
         return replace(
             plan,
-            files=[*(_file(*file) for file in files), file_of_bytes(NAME, index(self._entries.values(), files))],
+            files=[*(_file(*file) for file in files), file_of_bytes(NAME, index(entries, files))],
             is_folder=True,
-            packed={one.name for one in tensors},
+            packed={one.name for one in entries if one.tensor is not None},
             cut=self._partly,
             pickles=tuple(one.items[0].pickled for one in values),
             notes=tuple(self.notes),
