@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,43 +168,50 @@ def test_a_second_time_the_file_is_the_same_byte_for_byte(name: str, form: Any, 
 # Form same: the whole tree.
 
 
-def live(tree: Any, seen: dict[int, int] | None = None) -> Any:
-    """Return everything that can be said of a loaded tree, down to bytes, with a number where an object was before."""
-    seen = {} if seen is None else seen
+def live(tree: Any, seen: dict[int, int] | None = None, *, peel: Callable[[Any], Any] = lambda one: one) -> Any:
+    """
+    Return everything that can be said of a loaded tree, down to bytes, with a number where an object was before.
+
+    What is in it is taken as ``peel`` returns it.
+    """
+    seen, tree, inner = {} if seen is None else seen, peel(tree), partial(live, peel=peel)
     if tree is None or isinstance(tree, bool | int | str | bytes | torch.dtype | type | torch.layout):
         return type(tree).__name__, tree
     if isinstance(tree, float):
         return type(tree).__name__, tree.hex()
     if isinstance(tree, torch.device):
         return "device", "cpu"
-    if isinstance(tree, torch.Tensor):
-        return tensor_facts(tree)
-    if tree == ():
+    if isinstance(tree, tuple) and not tree:
         return ()
     if id(tree) in seen:
         return "again", seen[id(tree)]
     seen[id(tree)] = len(seen)
+    if isinstance(tree, torch.Tensor):
+        return tensor_facts(tree)
     found: list[Any] = [type(tree).__qualname__]
     if isinstance(tree, list | tuple):
-        found += [live(item, seen) for item in tree]
+        found += [inner(item, seen) for item in tree]
     elif isinstance(tree, dict):
-        found += [(live(key, seen), live(item, seen)) for key, item in tree.items()]
+        found += [(inner(key, seen), inner(item, seen)) for key, item in tree.items()]
     elif isinstance(tree, set | frozenset):
         found.append(sorted(tree))
     elif hasattr(tree, "dtype"):
         found.append((str(tree.dtype), tree.tobytes()))
     elif callable(tree) and hasattr(tree, "__self__"):
-        found += [tree.__name__, live(tree.__self__, seen)]
+        found += [tree.__name__, inner(tree.__self__, seen)]
     if (hasattr(tree, "__dict__") and not callable(tree)) or isinstance(tree, nn.Module):
-        found += [(key, live(item, seen)) for key, item in tree.__dict__.items() if key not in RUNTIME]
+        found += [(key, inner(item, seen)) for key, item in tree.__dict__.items() if key not in RUNTIME]
     return found
 
 
-# What a compiled module or DistributedDataParallel makes anew whenever it is loaded.
+# What a compiled module, one of torch.fx or DistributedDataParallel makes anew whenever it is loaded.
 RUNTIME = {"forward", "dynamo_ctx", "process_group", "reducer", "logger", "_lock", "_ddp_params_and_buffers_to_ignore"}
+RUNTIME |= {"_graph", "_compiled_call_impl"}
 
 
 def tensor_facts(tensor: torch.Tensor) -> Any:
+    if isinstance(tensor, nn.UninitializedParameter):
+        return type(tensor).__name__
     facts = (type(tensor).__name__, str(tensor.dtype), tuple(tensor.shape), str(tensor.layout), tensor.requires_grad)
     parts = oracle.parts(tensor)
     if parts:

@@ -8,10 +8,12 @@ nowhere where ckptool migrates the files; then it loads sources and targets and 
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from ckptool import MigrationReport, migrate, open_checkpoint
 from tests.against_torch import oracle
 from tests.against_torch.models_of_strangers import CONTAINERS, MODELS
 from tests.against_torch.strangers import STRANGER, Strangers
+from tests.migration.test_round_trips import live
 from tests.scale import in_turn, scaled, step
 
 ROOT = Path(__file__).parents[2]
@@ -88,25 +91,16 @@ def compare_all(folder: str) -> None:
 
 
 def compared(source: Path, target: Path, mode: str) -> list[str]:
-    before, after = loaded(source), torch.load(target, weights_only=False)
-    differences: list[str] = []
-    differ(peeled(before, mode), after, "", differences, set())
-    # A peeled wrapper that stands deeper is compared as a whole, and is not the same object any more.
+    is_plain = source.suffix == ".pickle"
+    before = pickle.loads(source.read_bytes()) if is_plain else torch.load(source, weights_only=False)
+    after = torch.load(target, weights_only=False)
+    peel = partial(peeled, mode=mode)
+    differences = [] if live(before, peel=peel) == live(after) else ["another tree, or others in it are one object"]
     if mode in ("same", "model") or isinstance(before, nn.DataParallel):
-        expected, found = outputs_of(peeled(before, mode)), outputs_of(after)
+        expected, found = outputs_of(peel(before)), outputs_of(after)
         if len(expected) != len(found) or not all(map(torch.equal, expected, found)):
             differences.append("forward gives other outputs")
-        if sharing(peeled(before, mode)) != sharing(after):
-            differences.append("other parameters are one object")
     return differences
-
-
-def loaded(source: Path) -> Any:
-    if source.suffix == ".pickle":
-        import pickle
-
-        return pickle.loads(source.read_bytes())
-    return torch.load(source, weights_only=False)
 
 
 def peeled(tree: Any, mode: str) -> Any:
@@ -118,53 +112,6 @@ def peeled(tree: Any, mode: str) -> Any:
         while isinstance(tree, nn.Module) and hasattr(tree, "_orig_mod"):
             tree = tree._orig_mod
     return tree
-
-
-def differ(a: Any, b: Any, path: str, out: list[str], seen: set[int]) -> None:
-    """Note every place where two trees are not equal, wrappers that were peeled from the first aside."""
-    if type(a).__qualname__ != type(b).__qualname__:  # torch.fx makes each graph a class of its own
-        if isinstance(a, nn.DataParallel):
-            return differ(a.module, b, path, out, seen)
-        if isinstance(a, nn.Module) and hasattr(a, "_orig_mod"):
-            return differ(a._orig_mod, b, path, out, seen)
-        out.append(f"{path}: {type(a)} is {type(b)}")
-    elif isinstance(a, torch.Tensor):
-        tensors_differ(a, b, path, out)
-    elif id(a) in seen:
-        return None
-    elif isinstance(a, dict):
-        seen.add(id(a))
-        if [str(key) for key in a] != [str(key) for key in b]:
-            out.append(f"{path}: keys {list(a)} are {list(b)}")
-        for key, other in zip(a, b, strict=False):
-            differ(a[key], b[other], f"{path}.{key}", out, seen)
-    elif isinstance(a, list | tuple):
-        seen.add(id(a))
-        if len(a) != len(b):
-            out.append(f"{path}: {len(a)} items are {len(b)}")
-        for index, (one, other) in enumerate(zip(a, b, strict=False)):
-            differ(one, other, f"{path}.{index}", out, seen)
-    elif callable(a) and hasattr(a, "__self__") and not isinstance(a, nn.Module):
-        differ(a.__self__, b.__self__, f"{path}.__self__", out, seen)
-    elif hasattr(a, "__dict__") and not isinstance(a, type) and not type(a).__module__.startswith("torch.fx"):
-        seen.add(id(a))
-        skipped = {"forward", "dynamo_ctx", "_graph", "_compiled_call_impl"}
-        one, other = ({k: v for k, v in vars(x).items() if k not in skipped} for x in (a, b))
-        differ(one, other, path, out, seen)
-    elif (
-        isinstance(a, int | str | float | set | frozenset | Path | torch.dtype | torch.device | None.__class__)
-        and a != b
-    ):
-        out.append(f"{path}: {a!r} is {b!r}")
-    return None
-
-
-def tensors_differ(a: torch.Tensor, b: torch.Tensor, path: str, out: list[str]) -> None:
-    if isinstance(a, nn.UninitializedParameter):
-        return
-    facts = [(x.dtype, x.shape, x.stride(), x.requires_grad, x.is_leaf, oracle.tensor_bytes(x)) for x in (a, b)]
-    if facts[0] != facts[1]:
-        out.append(f"{path}: another tensor")
 
 
 def modules_in(tree: Any) -> list[nn.Module]:
@@ -190,16 +137,6 @@ def outputs_of(tree: Any) -> list[torch.Tensor]:
                 found.append(inner(make()).detach())
             except (RuntimeError, NotImplementedError, AttributeError, ValueError, TypeError):
                 found.append(torch.tensor(-1.0))  # this one wants another input: both do
-    return found
-
-
-def sharing(tree: Any) -> list[list[int]]:
-    """Return for each parameter and submodule of each module under any name, the first that is the same object."""
-    found = []
-    for module in modules_in(tree):
-        objects = [id(x) for _, x in module.named_parameters(remove_duplicate=False)]
-        objects += [id(x) for _, x in module.named_modules(remove_duplicate=False)]
-        found.append([objects.index(one) for one in objects])
     return found
 
 
