@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 import ckptool
 from ckptool import MigrationRefused
 from tests import build
-from tests.program import invoke
+from tests.migration.refused import refused
 from tests.scale import in_turn
 
 LENET = Path(__file__).parents[2] / "fixtures" / "valid" / "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -120,24 +119,16 @@ def test_where_values_are_too_large_no_type_is_advised_that_is_too_small(
         assert ("bfloat16" in str(caught.value.hint)) == advised
 
 
-def run(*arguments: object, code: int = 0) -> dict[str, object]:
-    result = invoke(["migrate", "--json", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    found: dict[str, object] = json.loads(result.stdout)
-    return found
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_is_built_from_a_state_dict(dtype: str, tmp_path: Path) -> None:
     from ckptool.reference.nets import LeNet
 
     target = tmp_path / "model.pth"
-    report = run(
-        LENET, target, "--strip-module", "--dtype", dtype, "--to", "cpu", "--model", "ckptool.reference.nets:LeNet"
-    )
+    model = "ckptool.reference.nets:LeNet"
+    report = ckptool.migrate(LENET, target, strip_module=True, dtype=dtype, to="cpu", model=model)
     model = torch.load(target, weights_only=False)
 
-    assert report["form"] == "model"
+    assert report.form == "model"
     assert isinstance(model, LeNet)
     wanted = torch.load(LENET, map_location="cpu")
     for name, tensor in model.state_dict().items():
@@ -146,10 +137,8 @@ def test_a_model_is_built_from_a_state_dict(dtype: str, tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_its_keys(tmp_path: Path) -> None:
-    report = run(LENET, tmp_path / "model.pth", "--model", "ckptool.reference.nets:LeNet", code=1)
-
-    assert report["error"]["kind"] == "key-mismatch"  # type: ignore[index]
-    assert "conv1.weight" in report["error"]["message"]  # type: ignore[index]
+    error = refused(LENET, tmp_path / "model.pth", model="ckptool.reference.nets:LeNet", kind="key-mismatch")
+    assert "conv1.weight" in error.message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -82,20 +82,14 @@ def umask() -> Iterator[Callable[[int], int]]:
 # Nothing is overwritten
 
 
-def test_what_exists_stays(way: str, folder: Path) -> None:
-    (folder / "out.pth").write_bytes(OLD)
-
-    error = refused(folder / "model.pth", folder / "out.pth", error=OutputExists)
-
-    assert (error.kind, error.path) == ("output-exists", str(folder / "out.pth"))
-    assert error.option == "force"
-    assert (folder / "out.pth").read_bytes() == OLD
-    assert names_in(folder) == {"model.pth", "out.pth"}
-
-
-def test_what_exists_is_replaced_when_asked(way: str, folder: Path, tmp_path: Path) -> None:
+def test_what_exists_stays_and_is_replaced_when_asked(way: str, folder: Path, tmp_path: Path) -> None:
     (folder / "out.pth").write_bytes(OLD)
     (folder / "out.pth").chmod(0o640)
+
+    error = refused(folder / "model.pth", folder / "out.pth", error=OutputExists)
+    assert (error.kind, error.path, error.option) == ("output-exists", str(folder / "out.pth"), "force")
+    assert (folder / "out.pth").read_bytes() == OLD
+    assert names_in(folder) == {"model.pth", "out.pth"}
 
     report = migrate(folder / "model.pth", folder / "out.pth", to="cpu", force=True)
 
@@ -190,57 +184,42 @@ def close_opened() -> Iterator[None]:
         os.close(opened.pop())
 
 
-def same(folder: Path) -> str:
-    return str(folder / "model.pth")
+ALIASES = ("itself", "with a dot", "with dots", "relative", "a link", "a folder that is a link", "a descriptor")
 
 
-def with_dot(folder: Path) -> str:
-    return f"{folder}/./model.pth"
-
-
-def with_dots(folder: Path) -> str:
-    return f"{folder}/../{folder.name}/model.pth"
-
-
-def relative(folder: Path) -> str:
-    return os.path.relpath(folder / "model.pth")
-
-
-def linked(folder: Path) -> str:
-    if not LINKS:
+def called(alias: str, folder: Path) -> str:
+    """Return another name of the checkpoint in a folder."""
+    if "link" in alias and not LINKS:
         pytest.skip(NO_LINKS)
-    (folder / "link.pth").symlink_to("model.pth")
-    return str(folder / "link.pth")
-
-
-def linked_folder(folder: Path) -> str:
-    if not LINKS:
-        pytest.skip(NO_LINKS)
-    (folder.parent / "elsewhere").symlink_to(folder)
-    return str(folder.parent / "elsewhere" / "model.pth")
-
-
-def by_descriptor(folder: Path) -> str:
-    if sys.platform != "linux":
-        pytest.skip(f"{sys.platform}: an open file has no path")
-    opened.append(os.open(folder / "model.pth", os.O_RDONLY))
-    return f"/proc/self/fd/{opened[-1]}"
-
-
-ALIASES = [same, with_dot, with_dots, relative, linked, linked_folder, by_descriptor]
+    if alias == "a link":
+        (folder / "link.pth").symlink_to("model.pth")
+    elif "link" in alias:
+        (folder.parent / "elsewhere").symlink_to(folder)
+    elif alias == "a descriptor":
+        if sys.platform != "linux":
+            pytest.skip(f"{sys.platform}: an open file has no path")
+        opened.append(os.open(folder / "model.pth", os.O_RDONLY))
+        return f"/proc/self/fd/{opened[-1]}"
+    return {
+        "with a dot": f"{folder}/./model.pth",
+        "with dots": f"{folder}/../{folder.name}/model.pth",
+        "relative": os.path.relpath(folder / "model.pth"),
+        "a link": f"{folder}/link.pth",
+        "a folder that is a link": f"{folder.parent}/elsewhere/model.pth",
+    }.get(alias, f"{folder}/model.pth")
 
 
 @pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
 def test_the_source_is_replaced_by_its_result_under_any_name_only_if_asked(
     way: str,
-    alias: Callable[[Path], str],
+    alias: str,
     turned_round: bool,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one, other = str(folder / "model.pth"), alias(folder)
+    one, other = str(folder / "model.pth"), called(alias, folder)
     before = names_in(folder)
     root = Path(other if not turned_round else one).name.partition(".")[0]
     expected = migrated(checkpoint(), tmp_path, f"{root}.pth" if root != "self" else "model.pth", form="same")

@@ -283,11 +283,6 @@ def plain() -> dict[str, State]:
             "p.sample_weight": torch.arange(64, dtype=torch.int32).reshape(8, 8),
             "p.gamma": torch.ones(8),
         },
-        "attention of Swin": {
-            "m.relative_position_index": torch.arange(64, dtype=torch.int32).reshape(8, 8),
-            "m.relative_position_bias_table": torch.ones(8, 3),
-            "m.logit_scale": torch.ones(3, 1, 1),
-        },
         "clusters and meshes": {
             "m.labels": torch.arange(64).reshape(8, 8),
             "m.centroids": torch.ones(8, 3),

@@ -21,7 +21,7 @@ import ckptool
 from ckptool import MigrationRefused, UnsupportedFeature
 from tests.each import each
 from tests.program import invoke
-from tests.quantized.layouts import State, bits, codes, fp8, plain, said, whole
+from tests.quantized.layouts import State, bits, codes, fp8, said, whole
 from tests.scale import in_turn, scaled, step
 
 BIAS = {"fc.bias": torch.linspace(-1, 1, 64)}
@@ -564,13 +564,6 @@ def test_a_model_of_floats_takes_no_matrices_of_integers(dtype: torch.dtype, tmp
     assert torch.equal(own.weight, torch.ones(8, 8))
     ckptool.load_into(hollow, tmp_path / "m.pth", break_quantized=True)
     assert hollow.weight.dtype == dtype
-
-
-@each("name", plain())
-def test_what_is_not_quantised_is_cast(name: str, tmp_path: Path) -> None:
-    torch.save(plain()[name], tmp_path / "m.pth")
-
-    is_plain(tmp_path / "m.pth")
 
 
 @each("name", ["logit_scale", "blocks.0.layer_scale", "blocks.0.norm.query_norm.scale"])
