@@ -25,7 +25,7 @@ a name that says so: what belongs to no member, or has a name twice, would make 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from string import ascii_lowercase, digits
@@ -34,7 +34,7 @@ from typing import Final, NoReturn
 from zlib import crc32
 
 import ckptool.system as system
-from ckptool.archives.archive import Archive, Record
+from ckptool.archives.archive import Archive
 from ckptool.archives.zips import (
     DESCRIPTOR_MAGIC,
     END,
@@ -42,10 +42,9 @@ from ckptool.archives.zips import (
     END_SEARCH,
     ENTRY,
     FLAG_DESCRIPTOR,
-    FULL16,
     LOCAL,
-    Directory,
     find_directory,
+    read_entries,
 )
 from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -86,76 +85,47 @@ _MARKS: Final = digits + ascii_lowercase
 
 
 def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
-    """Return the edit that gives a zip, behind which is nothing, another pickle under a name."""
-    source = archive.source
+    """
+    Return the edit that gives a zip, behind which is nothing, another pickle under a name.
+
+    Of the same size, it takes the place of the old one, and its checksum that in the header, behind the pickle and in
+    the directory, where there is one. The directory is written whole: by its other checksums, the journal tells the
+    file from one that was saved over it. Of another size, it comes where the directory began, with all that follows,
+    and the old pickle gets a new name.
+    """
+    source, record, old, checksum = archive.source, archive[name], name.encode(), crc32(pickled)
     directory = find_directory(source)
-    entries, end = source.read(directory.offset, directory.nbytes), _end_of(source)
-    at = _entry(entries, name.encode())
+    entries, end = bytearray(source.read(directory.offset, directory.nbytes)), _end_of(source)
     comment = source.read(end + END.size, source.nbytes - end - END.size)
-    in_slot = len(pickled) == archive[name].nbytes
+    at = _entry(entries, old)
+    header = next(one.header for one in read_entries(source, directory) if one.name == old)
+    in_slot = len(pickled) == record.nbytes
     if in_slot:
-        planned = _in_slot(source, directory, archive[name], pickled, entries, at)
+        entries[at + 16 : at + 20] = encoded = checksum.to_bytes(4, "little")
+        runs = [Run(record.offset, pickled), Run(directory.offset, bytes(entries))]
+        local = source.read(header, LOCAL.size)
+        if int.from_bytes(local[6:8], "little") & FLAG_DESCRIPTOR:
+            behind = record.offset + record.nbytes
+            has_magic = source.read(behind, 4) == DESCRIPTOR_MAGIC
+            runs.append(Run(behind + 4 * has_magic, encoded))
+        if any(local[14:18]):
+            runs.append(Run(header + 14, encoded))
     else:
-        planned = _in_tail(archive, directory, name, pickled, bytearray(entries), at, comment)
-    runs = tuple(sorted(planned))
-    nbytes = max(source.nbytes, runs[-1].end)
+        unused = _free_name(archive, name).encode()
+        entries[at + ENTRY.size : at + ENTRY.size + len(old)] = unused
+        frame = Frame(old, len(pickled), directory.offset)
+        member = frame.local() + pickled + frame.descriptor(checksum)
+        entries += frame.entry(checksum)
+        ends = end_records(directory.offset + len(member), len(entries), directory.members + 1, comment)
+        runs = [Run(header + LOCAL.size, unused), Run(directory.offset, b"".join((member, entries, ends)))]
+    nbytes = max(source.nbytes, *(run.end for run in runs))
     new_end = end if in_slot else nbytes - len(comment) - END.size
-    edit = FileEdit(nbytes, runs, Run(end, END_MAGIC), Run(new_end, END_MAGIC))
+    edit = FileEdit(nbytes, tuple(sorted(runs)), Run(end, END_MAGIC), Run(new_end, END_MAGIC))
     _refuse_other_ends(source, edit)
     return edit
 
 
-def _in_slot(
-    source: Source, directory: Directory, record: Record, pickled: bytes, entries: bytes, at: int
-) -> Iterator[Run]:
-    """
-    Yield the pickle, and its checksum where there is one: in the header, behind the pickle, in the directory.
-
-    The directory is written whole: by its other checksums, the journal tells the file from one that was saved over it.
-    """
-    checksum = crc32(pickled).to_bytes(4, "little")
-    yield Run(record.offset, pickled)
-    yield Run(directory.offset, entries[: at + 16] + checksum + entries[at + 20 :])
-    header = _name_at(source, record) - LOCAL.size
-    local = source.read(header, LOCAL.size)
-    if int.from_bytes(local[6:8], "little") & FLAG_DESCRIPTOR:
-        behind = record.offset + record.nbytes
-        has_magic = source.read(behind, 4) == DESCRIPTOR_MAGIC
-        yield Run(behind + 4 * has_magic, checksum)
-    if any(local[14:18]):
-        yield Run(header + 14, checksum)
-
-
-def _in_tail(
-    archive: Archive, directory: Directory, name: str, pickled: bytes, entries: bytearray, at: int, comment: bytes
-) -> Iterator[Run]:
-    """Yield the new name of the old pickle, and all that comes where the directory began."""
-    old, unused = name.encode(), _free_name(archive, name).encode()
-    yield Run(_name_at(archive.source, archive[name]), unused)
-    entries[at + ENTRY.size : at + ENTRY.size + len(old)] = unused
-    frame = Frame(old, len(pickled), directory.offset)
-    checksum = crc32(pickled)
-    member = frame.local() + pickled + frame.descriptor(checksum)
-    entries += frame.entry(checksum)
-    start = directory.offset + len(member)
-    ends = end_records(start, len(entries), directory.members + 1, comment)
-    yield Run(directory.offset, b"".join((member, entries, ends)))
-
-
-def _name_at(source: Source, record: Record) -> int:
-    """Return where the name in the local header of a member begins: only extra fields follow it there."""
-    name = record.name.encode()
-    start = max(0, record.offset - FULL16 - LOCAL.size - len(name))
-    before = source.read(start, record.offset - start)
-    at = len(before)
-    while (at := before.rfind(name, 0, at)) >= LOCAL.size:
-        _, _, _, _, _, _, _, _, _, name_n, extra_n = LOCAL.unpack_from(before, at - LOCAL.size)
-        if name_n == len(name) and at + name_n + extra_n == len(before):
-            return start + at
-    raise not_in_place("its data.pkl has an unusual local header")
-
-
-def _entry(entries: bytes, name: bytes) -> int:
+def _entry(entries: bytearray, name: bytes) -> int:
     """Return where in a directory the entry of a member begins."""
     at = 0
     while at < len(entries):
