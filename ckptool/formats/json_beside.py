@@ -31,7 +31,7 @@ _WORDS: Final = 80
 """Characters of one fact that a file says."""
 _LISTED: Final = 8
 """Files beside a checkpoint that are looked into."""
-_QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
+QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "config.json": ("quantization_config", "compression_config", "quantization"),
     "hf_quant_config.json": ("quantization",),
     "quantize_config.json": (),
@@ -206,7 +206,7 @@ def _in_text(text: str) -> object:
 
 
 def _settings(path: str, source: Source) -> Settings | None:
-    for name, keys in _QUANTIZED.items():
+    for name, keys in QUANTIZED.items():
         whole = object_beside(path, source, name)
         inner = whole.get("text_config")
         whole = {**inner, **whole} if isinstance(inner, dict) else whole

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, MigrationRefused, SourceChanged, about
-from ckptool.formats.json_beside import json_object
+from ckptool.formats.json_beside import QUANTIZED, json_object
 from ckptool.messages import some
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import OutFile, Part, file_of_bytes
@@ -33,12 +33,9 @@ _NAMES: Final = (
 _OTHERS: Final = ("*.py", "*.pth", "*.pt", "*.bin", "*.safetensors")
 """Code of a model is taken along by nobody who was not asked, and weights are what is written."""
 _MOST_NBYTES: Final = 128 << 20
-_QUANTISED: Final = ("quantization_config", "compression_config", "quantization")
-"""What says in ``config.json`` how weights are quantised,"""
-_OF_QUANTISED: Final = ("quantize_config.json", "quantization_config.json", "quant_config.json", "hf_quant_config.json")
-"""and files that say nothing else."""
 _TYPES: Final = ("torch_dtype", "dtype")
 _CONFIG: Final = "config.json"
+_QUANTISED: Final = QUANTIZED[_CONFIG]
 
 
 def config_files(changes: Changes) -> list[OutFile]:
@@ -61,7 +58,7 @@ def config_files(changes: Changes) -> list[OutFile]:
                 raise MigrationRefused(fact, kind="no-settings", hint="Copy by hand what you need of it.")
         changed = _edited(folder, changes) if _CONFIG in found else None
         if changes.dequantize:
-            found = {name: nbytes for name, nbytes in found.items() if name not in _OF_QUANTISED}
+            found = {name: nbytes for name, nbytes in found.items() if name == _CONFIG or name not in QUANTIZED}
     files = [OutFile(name, nbytes, partial(_copied, place, name, nbytes)) for name, nbytes in found.items()]
     if changed is not None:
         files = [file_of_bytes(_CONFIG, changed), *(file for file in files if file.name != _CONFIG)]

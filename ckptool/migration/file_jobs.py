@@ -188,23 +188,11 @@ def hand_out(
 
 
 def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder) -> list[Job]:
-    first = Job(
-        source=source,
-        target=target,
-        changes=writing.changes,
-        verifies=writing.limits is not None,
-        syncs=writing.syncs(folder),
-        folder=folder.path,
-        versions=_versions(writing.checkpoint.source),
-        mark=_mark(writing.plan),
-        order=os.urandom(16).hex(),
-        number=0,
-        name="",
-        nbytes=0,
-        place=Place("", ""),
-    )
+    how = writing.limits is not None, writing.syncs(folder), folder.path
+    same = (source, target, writing.changes, *how, _versions(writing.checkpoint.source), _mark(writing.plan))
+    order = os.urandom(16).hex()
     return [
-        first._replace(number=number, name=one.name, nbytes=one.nbytes, place=folder.elsewhere(one.name, one.nbytes))
+        Job(*same, order, number, one.name, one.nbytes, folder.elsewhere(one.name, one.nbytes))
         for number, one in enumerate(writing.plan.files)
         if one.payloads
     ]
