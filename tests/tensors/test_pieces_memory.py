@@ -13,7 +13,7 @@ from tests.scale import exhaustive, scale
 
 PROGRAM = """
 import sys
-from ckptool.migration.transfer import Transfer
+from ckptool.migration.writing import Transfer
 from ckptool.sources.files import FileSource
 from ckptool.tensors.dtypes import BY_NAME
 from ckptool.tensors.payloads import StoragePayload
