@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,18 @@ class Layout(NamedTuple):
     """The tensors of one module ``m``, what is to be said of them, and the name of the scale."""
 
     says: str
-    tensors: Callable[[], State]
+    state: State
     scale: str
     settings: Mapping[str, object] | None = None
+
+    def tensors(self) -> State:
+        """Return them by name."""
+        return dict(self.state)
+
+
+def layout(says: str, scale: str, settings: Mapping[str, object] | None = None, **of_module: Tensor) -> Layout:
+    """Return a layout by the names of its tensors in their module."""
+    return Layout(says, {f"m.{name}": one for name, one in of_module.items()}, scale, settings)
 
 
 def fp8(*shape: int, dtype: torch.dtype = torch.float8_e4m3fn, divisor: float = 1.0) -> Tensor:
@@ -41,176 +50,79 @@ def said(path: Path) -> list[str]:
     return [one.message for one in ckptool.check(path).findings if one.code in ("CK506", "CK507")]
 
 
-def four_bits(kind: str, *, twice: bool = False, storage: torch.dtype = torch.uint8) -> State:
-    nested = {"m.weight.nested_absmax": torch.ones(1), "m.weight.nested_quant_map": torch.ones(256)} if twice else {}
-    return {
+def bytes_of(*shape: int) -> Tensor:
+    return whole(*shape, dtype=torch.uint8)
+
+
+def four_bits(kind: str, scale: str = "absmax", *, twice: bool = False, storage: torch.dtype = torch.uint8) -> Layout:
+    found = {
         "m.weight": torch.zeros(4096 // storage.itemsize, 1, dtype=storage),
         "m.weight.absmax": torch.ones(128, dtype=torch.uint8 if twice else torch.float32),
         "m.weight.quant_map": torch.linspace(-1, 1, 16),
-        **nested,
-        f"m.weight.quant_state.bitsandbytes__{kind}": whole(77, dtype=torch.uint8),
+        f"m.weight.quant_state.bitsandbytes__{kind}": bytes_of(77),
     }
+    nested = {"m.weight.nested_absmax": torch.ones(1), "m.weight.nested_quant_map": torch.ones(256)} if twice else {}
+    return Layout(f"bitsandbytes {kind.upper()} in blocks of 64", found | nested, f"m.weight.{scale}")
 
 
-def gptq(*, order: bool = True) -> State:
-    found = {
-        "m.qweight": whole(32, 64),
-        "m.qzeros": whole(2, 8),
-        "m.scales": torch.full((2, 64), 0.01, dtype=torch.float16),
-    }
-    return found | ({"m.g_idx": whole(256)} if order else {})
-
-
-def packed(*, zeros: bool = False) -> State:
-    found = {
-        "m.weight_packed": whole(64, 32),
-        "m.weight_scale": torch.ones(64, 2, dtype=torch.bfloat16),
-        "m.weight_shape": torch.tensor([64, 256]),
-    }
-    return found | ({"m.weight_zero_point": whole(8, 2)} if zeros else {})
-
-
-GROUPS = {
-    "config_groups": {"group_0": {"input_activations": {"num_bits": 8}, "weights": {"group_size": 128, "num_bits": 4}}}
+FP8, NVFP4, HALVES = "FP8 (e4m3)", "NVFP4 in groups of 16", torch.full((2, 64), 0.01, dtype=torch.float16)
+GPTQ, PACKED = "GPTQ, 4 bits, in groups of 128", "compressed-tensors, 4 bits, in groups of 128"
+OF_GPTQ = {"qweight": whole(32, 64), "qzeros": whole(2, 8), "scales": HALVES}
+OF_PACKED = {
+    "weight_packed": whole(64, 32),
+    "weight_scale": torch.ones(64, 2, dtype=torch.bfloat16),
+    "weight_shape": torch.tensor([64, 256]),
 }
+IN_ROWS = {"weight": whole(8, 16, dtype=torch.int8)}
+GROUP = {"input_activations": {"num_bits": 8}, "weights": {"group_size": 128, "num_bits": 4}}
+OF_GROUP = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}}
+OF_MLX = {"quantization": {"group_size": 64, "bits": 4}}
+MLX = {"weight": torch.zeros(8, 16, dtype=torch.uint32), "scales": HALVES[:, :2].mT.repeat(4, 1)}
+# fmt: off
 LAYOUTS = {
-    "fp8 per tensor": Layout(
-        "FP8 (e4m3) per tensor",
-        lambda: {"m.weight": fp8(8, 8), "m.weight_scale": torch.tensor(0.01), "m.input_scale": torch.tensor(0.5)},
-        "m.weight_scale",
-    ),
-    "fp8 per row": Layout(
-        "FP8 (e5m2) per row",
-        lambda: {"m.weight": fp8(8, 16, dtype=torch.float8_e5m2), "m.weight_scale": torch.ones(8, 1)},
-        "m.weight_scale",
-    ),
-    "fp8 in blocks": Layout(
-        "FP8 (e4m3) in blocks of 128×128",
-        lambda: {"m.weight": fp8(192, 256), "m.weight_scale_inv": torch.ones(2, 2)},
-        "m.weight_scale_inv",
-    ),
-    "fp8 with activations": Layout(
-        "FP8 (e4m3) per tensor",
-        lambda: {"m.weight": fp8(8, 8), "m.scale_weight": torch.ones(1), "m.scale_input": torch.ones(1)},
-        "m.scale_weight",
-    ),
-    "fp8 experts": Layout(
-        "FP8 (e4m3) per row",
-        lambda: {"m.up_proj": fp8(2, 8, 16), "m.up_proj_scale": torch.ones(2, 8, 1)},
-        "m.up_proj_scale",
-    ),
-    "mxfp8": Layout(
-        "FP8 (e4m3) in groups of 32",
-        lambda: {"m.weight": fp8(8, 64), "m.weight_scale": whole(8, 2, dtype=torch.uint8)},
-        "m.weight_scale",
-    ),
-    "nf4": Layout("bitsandbytes NF4 in blocks of 64", lambda: four_bits("nf4"), "m.weight.absmax"),
-    "nf4 twice": Layout("bitsandbytes NF4 in blocks of 64", lambda: four_bits("nf4", twice=True), "m.weight.absmax"),
-    "nf4 as bfloat16": Layout(
-        "bitsandbytes NF4 in blocks of 64", lambda: four_bits("nf4", storage=torch.bfloat16), "m.weight.quant_map"
-    ),
-    "fp4": Layout("bitsandbytes FP4 in blocks of 64", lambda: four_bits("fp4"), "m.weight.absmax"),
-    "bitsandbytes int8": Layout(
-        "bitsandbytes (int8) per row",
-        lambda: {
-            "m.weight": whole(8, 16, dtype=torch.int8),
-            "m.SCB": torch.ones(8),
-            "m.weight_format": torch.tensor(0, dtype=torch.uint8),
-        },
-        "m.SCB",
-    ),
-    "gptq": Layout("GPTQ, 4 bits, in groups of 128", gptq, "m.scales"),
-    "gptq in order": Layout("GPTQ, 4 bits, in groups of 128", lambda: gptq(order=False), "m.qzeros"),
-    "awq": Layout(
-        "AWQ, 4 bits, in groups of 128",
-        lambda: {
-            "m.qweight": whole(256, 8),
-            "m.qzeros": whole(2, 8),
-            "m.scales": torch.ones(2, 64, dtype=torch.float16),
-        },
-        "m.scales",
-    ),
-    "compressed-tensors": Layout(
-        "compressed-tensors, 4 bits, in groups of 128",
-        packed,
-        "m.weight_scale",
-        {"quantization_config": {"quant_method": "compressed-tensors", **GROUPS}},
-    ),
-    "compressed-tensors with zeros": Layout(
-        "compressed-tensors, 4 bits, in groups of 128", lambda: packed(zeros=True), "m.weight_zero_point"
-    ),
-    "nvfp4": Layout(
-        "compressed-tensors NVFP4 in groups of 16",
-        lambda: {
-            "m.weight_packed": whole(8, 16, dtype=torch.uint8),
-            "m.weight_scale": fp8(8, 2),
-            "m.weight_global_scale": torch.ones(1),
-        },
-        "m.weight_global_scale",
-    ),
-    "nvfp4 of modelopt": Layout(
-        "ModelOpt NVFP4 in groups of 16",
-        lambda: {
-            "m.weight": whole(8, 16, dtype=torch.uint8),
-            "m.weight_scale": fp8(8, 2),
-            "m.weight_scale_2": torch.tensor(0.1),
-        },
-        "m.weight_scale_2",
-        None,
-    ),
-    "mxfp4": Layout(
-        "MXFP4 in groups of 32",
-        lambda: {
-            "m.up_blocks": whole(2, 8, 3, 16, dtype=torch.uint8),
-            "m.up_scales": whole(2, 8, 3, dtype=torch.uint8),
-            "m.up_bias": torch.ones(2, 8),
-        },
-        "m.up_scales",
-    ),
-    "torchao": Layout(
-        "torchao (int8) per row",
-        lambda: {
-            "m._weight_qdata": whole(8, 16, dtype=torch.int8),
-            "m._weight_scale": torch.ones(8, 1),
-            "m._weight_zero_point": whole(8, 1, dtype=torch.int8),
-        },
-        "m._weight_scale",
-    ),
-    "quanto int8": Layout(
-        "quanto (int8) per row",
-        lambda: {
-            "m.weight._data": whole(8, 16, dtype=torch.int8),
-            "m.weight._scale": torch.ones(8, 1, dtype=torch.bfloat16),
-            "m.input_scale": torch.ones(()),
-            "m.output_scale": torch.ones(()),
-        },
-        "m.output_scale",
-    ),
-    "quanto int4": Layout(
-        "quanto, 4 bits, in groups of 128",
-        lambda: {
-            "m.weight._data._data": whole(8, 128, dtype=torch.uint8),
-            "m.weight._scale": torch.ones(16, 1),
-            "m.weight._shift": torch.ones(16, 1),
-        },
-        "m.weight._shift",
-    ),
-    "mlx": Layout(
-        "MLX, 4 bits, in groups of 64",
-        lambda: {
-            "m.weight": torch.zeros(8, 16, dtype=torch.uint32),
-            "m.scales": torch.ones(8, 2, dtype=torch.float16),
-            "m.biases": torch.ones(8, 2, dtype=torch.float16),
-        },
-        "m.biases",
-        {"quantization": {"group_size": 64, "bits": 4}},
-    ),
-    "integers": Layout(
-        "integers (int8) per row",
-        lambda: {"m.weight": whole(8, 16, dtype=torch.int8), "m.weight_scale": torch.ones(8, 1)},
-        "m.weight_scale",
-    ),
+    "fp8 per tensor": layout(f"{FP8} per tensor", "m.weight_scale", weight=fp8(8, 8),
+                             weight_scale=torch.tensor(0.01), input_scale=torch.tensor(0.5)),
+    "fp8 per row": layout("FP8 (e5m2) per row", "m.weight_scale", weight=fp8(8, 16, dtype=torch.float8_e5m2),
+                          weight_scale=torch.ones(8, 1)),
+    "fp8 in blocks": layout(f"{FP8} in blocks of 128×128", "m.weight_scale_inv", weight=fp8(192, 256),
+                            weight_scale_inv=torch.ones(2, 2)),
+    "fp8 with activations": layout(f"{FP8} per tensor", "m.scale_weight", weight=fp8(8, 8),
+                                   scale_weight=torch.ones(1), scale_input=torch.ones(1)),
+    "fp8 experts": layout(f"{FP8} per row", "m.up_proj_scale", up_proj=fp8(2, 8, 16),
+                          up_proj_scale=torch.ones(2, 8, 1)),
+    "mxfp8": layout(f"{FP8} in groups of 32", "m.weight_scale", weight=fp8(8, 64), weight_scale=bytes_of(8, 2)),
+    "nf4": four_bits("nf4"),
+    "nf4 twice": four_bits("nf4", twice=True),
+    "nf4 as bfloat16": four_bits("nf4", "quant_map", storage=torch.bfloat16),
+    "fp4": four_bits("fp4"),
+    "bitsandbytes int8": layout("bitsandbytes (int8) per row", "m.SCB", **IN_ROWS, SCB=torch.ones(8),
+                                weight_format=torch.tensor(0, dtype=torch.uint8)),
+    "gptq": layout(GPTQ, "m.scales", **OF_GPTQ, g_idx=whole(256)),
+    "gptq in order": layout(GPTQ, "m.qzeros", **OF_GPTQ),
+    "awq": layout("AWQ, 4 bits, in groups of 128", "m.scales", **OF_GPTQ | {"qweight": whole(256, 8)}),
+    "compressed-tensors": layout(PACKED, "m.weight_scale", OF_GROUP, **OF_PACKED),
+    "compressed-tensors with zeros": layout(PACKED, "m.weight_zero_point", **OF_PACKED,
+                                            weight_zero_point=whole(8, 2)),
+    "nvfp4": layout(f"compressed-tensors {NVFP4}", "m.weight_global_scale", weight_packed=bytes_of(8, 16),
+                    weight_scale=fp8(8, 2), weight_global_scale=torch.ones(1)),
+    "nvfp4 of modelopt": layout(f"ModelOpt {NVFP4}", "m.weight_scale_2", weight=bytes_of(8, 16),
+                                weight_scale=fp8(8, 2), weight_scale_2=torch.tensor(0.1)),
+    "mxfp4": layout("MXFP4 in groups of 32", "m.up_scales", up_blocks=bytes_of(2, 8, 3, 16),
+                    up_scales=bytes_of(2, 8, 3), up_bias=torch.ones(2, 8)),
+    "torchao": layout("torchao (int8) per row", "m._weight_scale", _weight_qdata=whole(8, 16, dtype=torch.int8),
+                      _weight_scale=torch.ones(8, 1), _weight_zero_point=whole(8, 1, dtype=torch.int8)),
+    "quanto int8": Layout("quanto (int8) per row", {
+        "m.weight._data": whole(8, 16, dtype=torch.int8), "m.weight._scale": torch.ones(8, 1, dtype=torch.bfloat16),
+        "m.input_scale": torch.ones(()), "m.output_scale": torch.ones(()),
+    }, "m.output_scale"),
+    "quanto int4": Layout("quanto, 4 bits, in groups of 128", {
+        "m.weight._data._data": bytes_of(8, 128), "m.weight._scale": torch.ones(16, 1),
+        "m.weight._shift": torch.ones(16, 1),
+    }, "m.weight._shift"),
+    "mlx": layout("MLX, 4 bits, in groups of 64", "m.biases", OF_MLX, **MLX, biases=MLX["scales"] + 1),
+    "integers": layout("integers (int8) per row", "m.weight_scale", **IN_ROWS, weight_scale=torch.ones(8, 1)),
 }
+# fmt: on
 
 
 def known_by_names(*values: tuple[str, torch.dtype, State, str]) -> dict[str, Layout]:
@@ -219,7 +131,7 @@ def known_by_names(*values: tuple[str, torch.dtype, State, str]) -> dict[str, La
     for label, dtype, others, scale in values:
         name, _, end = label.partition(": ")
         state = {f"m.{end}": bits(16, 8, dtype=dtype), **{f"m.{one}": tensor for one, tensor in others.items()}}
-        found[label] = Layout(name, lambda state=state: state, f"m.{scale}")  # type: ignore[misc]
+        found[label] = Layout(name, state, f"m.{scale}")
     return found
 
 
