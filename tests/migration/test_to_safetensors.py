@@ -79,6 +79,14 @@ def test_tensors_stand_where_the_reference_library_puts_them(
         assert path.read_bytes() == (folder / "c.safetensors").read_bytes()
 
 
+def test_a_plain_state_dict_is_written_byte_for_byte_as_the_reference_library_does(tmp_path: Path) -> None:
+    state = {"n": torch.arange(3), "a.weight": torch.ones(3, 4), "b.weight": torch.zeros(2), "h": torch.ones(1).half()}
+    path, _ = converted(state, tmp_path)
+    save_file(state, tmp_path / "c.safetensors", {"format": "pt"})
+
+    assert path.read_bytes() == (tmp_path / "c.safetensors").read_bytes()
+
+
 def test_every_type_reads_as_it_was(tmp_path: Path) -> None:
     tensors = {dtype: oracle.filled(dtype, (3, 4)) for dtype in oracle.SAFETENSORS_DTYPES}
     path, _ = converted(tensors, tmp_path)
