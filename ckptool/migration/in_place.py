@@ -99,6 +99,8 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
     comment = source.read(end + END.size, source.nbytes - end - END.size)
     at = _entry(entries, old)
     header = next(one.header for one in read_entries(source, directory) if one.name == old)
+    if source.read(header + LOCAL.size, len(old)) != old:
+        raise not_in_place("its data.pkl has an unusual local header")
     in_slot = len(pickled) == record.nbytes
     if in_slot:
         entries[at + 16 : at + 20] = encoded = checksum.to_bytes(4, "little")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from struct import pack
 
@@ -69,15 +68,9 @@ def test_only_ends_that_a_reader_looks_for_are_in_the_way() -> None:
 # The places of what is edited in a zip
 
 
-def torch_zip(*, prefix: bytes = b"", extra: bytes = b"", payload: bytes = b"", name: bytes = NAME.encode()) -> bytes:
-    pickled = payload or build.pickled({"a": 1})
-    local = {"name": name, "extra": extra}
-    members = [
-        replace(stored(NAME, pickled, local=local), name=name),
-        stored("m/byteorder", b"little"),
-        stored("m/version", b"3\n"),
-    ]
-    return whole(members, prefix=prefix)
+def torch_zip(*, extra: bytes = b"", payload: bytes = b"") -> bytes:
+    pickled = stored(NAME, payload or build.pickled({"a": 1}), local={"name": NAME.encode(), "extra": extra})
+    return whole([pickled, stored("m/byteorder", b"little"), stored("m/version", b"3\n")])
 
 
 def edited(data: bytes, pickled: bytes, name: str = NAME) -> bytes:
