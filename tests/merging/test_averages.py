@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import ckptool
 from ckptool import MigrationRefused
 from tests.program import invoke
+from tests.scale import in_turn
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
@@ -26,8 +27,9 @@ def weights(seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
     return {"a.weight": torch.randn(7, 5).to(dtype), "b": torch.randn(2000, 700).to(dtype), **fixed}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shares", [None, (1, 2, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "shares"), in_turn([torch.float32, torch.bfloat16, torch.float16], [None, (1, 2, 1)])
+)
 def test_a_mean_is_rounded_once(dtype: torch.dtype, shares: tuple[int, ...] | None, tmp_path: Path) -> None:
     every = [weights(seed, dtype if seed < 2 else torch.float32) for seed in range(3)]
     paths = [tmp_path / f"{number}.safetensors" for number in range(3)]

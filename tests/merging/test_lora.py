@@ -16,6 +16,7 @@ import ckptool
 from ckptool import MigrationRefused
 from tests.dense.test_dense import gptq, written
 from tests.program import invoke
+from tests.scale import in_turn
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 OUTPUTS, INPUTS, RANK = 12, 10, 4
@@ -64,8 +65,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("style", NAMES)
-@pytest.mark.parametrize("alpha", ["settings", "tensors", "nothing"])
+@pytest.mark.parametrize(("style", "alpha"), in_turn(NAMES, ["settings", "tensors", "nothing"]))
 def test_names_and_alphas_of_every_library(style: str, alpha: str, tmp_path: Path) -> None:
     path, own = base(tmp_path), {}
     before, tensors = load_file(path), Tensors()

@@ -209,8 +209,7 @@ def test_averages_get_the_names_of_what_they_are_averages_of(style: str, at_root
     assert any("averaged weights among the others are left out" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("which", ["ema", "raw"])
-@pytest.mark.parametrize("head", ["model_ema", "ema", "EMA_net"])
+@pytest.mark.parametrize(("head", "which"), in_turn(["model_ema", "ema", "EMA_net"], ["ema", "raw"]))
 def test_what_may_be_averages_of_something_is_refused(head: str, which: Any, folder: Path) -> None:
     torch.save({"a.w": torch.ones(1), f"{head}.a.w": torch.zeros(1)}, "a.pth")
 

@@ -19,7 +19,7 @@ from ckptool.migration.output import Output
 from tests.migration.disk import FOLDER, Disk, Entry, Files, State, after_power_loss
 from tests.migration.test_outputs import OLD, checkpoint
 from tests.missing import SYSTEM
-from tests.scale import scaled, times
+from tests.scale import in_turn, scaled, times
 
 BLOCK = 4096
 CHOICES = times(3, 8)
@@ -78,11 +78,11 @@ WAYS = [("out.pth", 64), ("out.safetensors", 64), ("out.pth", 40_000), ("out.pth
 
 
 @scaled
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize(("target", "numel"), WAYS)
+@pytest.mark.parametrize(("made", "old"), in_turn(WAYS, [False, True]))
 def test_power_that_fails(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, numel: int, old: bool
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: tuple[str, int], old: bool
 ) -> None:
+    target, numel = made
     log = logged(tmp_path, monkeypatch, target, numel, old=old)
 
     assert {entry.what for entry in log} >= {"write", "sync"}
