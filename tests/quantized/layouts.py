@@ -165,72 +165,49 @@ LAYOUTS |= known_by_names(
 )
 
 
-def plain() -> dict[str, State]:
-    """Return nets that are not quantised, whatever they call their tensors."""
-    weight = {"m.weight": torch.randn(8, 8), "norm.weight": torch.ones(8)}
-    return {
-        "a weight_scale": weight | {"m.weight_scale": torch.ones(1), "m.input_scale": torch.ones(1)},
-        "scales and biases": weight | {"m.scales": torch.ones(8, 2), "m.biases": torch.ones(8, 2)},
-        "an absmax": weight | {"m.weight.absmax": torch.ones(4), "m.SCB": torch.ones(8)},
-        "blocks": {"up_blocks": torch.ones(2, 3, 16), "up_scales": torch.ones(2, 3)},
-        "qweight of floats": {
-            "m.qweight": torch.ones(8, 8),
-            "m.scales": torch.ones(1, 8),
-            "m.qzeros": torch.ones(1, 1),
-        },
-        "integers without scales": {
-            "m.weight": whole(8, 8, dtype=torch.int8),
-            "m.bias": torch.ones(8),
-            "n.qweight": whole(8, 8, dtype=torch.int16),
-            "n.scaled.weight": torch.ones(5),
-        },
-        "buffers": weight
-        | {"position_ids": whole(1, 64), "m.mask": whole(8, 8, dtype=torch.uint8), "m.scale": torch.ones(1)},
-        "tables of indices": {
-            "m.codes": torch.arange(64, dtype=torch.int32).reshape(8, 8),
-            "m.blocks": torch.arange(64, dtype=torch.int16).reshape(8, 8),
-            "m.scale": torch.ones(1),
-            "n.kernel": torch.arange(64, dtype=torch.uint8).reshape(8, 8),
-            "n.gain": torch.ones(8),
-            "p.sample_weight": torch.arange(64, dtype=torch.int32).reshape(8, 8),
-            "p.gamma": torch.ones(8),
-        },
-        "clusters and meshes": {
-            "m.labels": torch.arange(64).reshape(8, 8),
-            "m.centroids": torch.ones(8, 3),
-            "n.faces": torch.arange(30, dtype=torch.int32).reshape(10, 3),
-            "n.lbs_weights": torch.ones(8, 3),
-            "n.scale": torch.ones(1),
-            "o.A": torch.ones(8, 8),
-            "o.B": torch.arange(64).reshape(8, 8),
-            "o.s": torch.ones(1),
-        },
-        "a pruned layer": {
-            "m.weight_orig": torch.ones(8, 8),
-            "m.weight_mask": whole(8, 8, dtype=torch.uint8),
-            "m.bias": torch.ones(8),
-        },
-        "8 bits without any scale": {"m.weight": fp8(8, 8), "n.weight": fp8(8, 8), "m.bias": torch.ones(8)},
-        "masks, positions and images": {
-            "m.position_ids": torch.arange(64)[None],
-            "m.steps": torch.arange(64, dtype=torch.uint8).reshape(8, 8),
-            "m.tril": torch.ones(8, 8, dtype=torch.uint8).tril(),
-            "m.table": torch.arange(64, dtype=torch.int32).flip(0).reshape(8, 8),
-            "m.image": bits(3, 8, 8, dtype=torch.uint8),
-            "m.frames": bits(4, 3, 8, 8, dtype=torch.uint8),
-            "m.rng": bits(5056, dtype=torch.uint8),
-            "m.weight": torch.randn(8, 8),
-            "n.bias": torch.ones(8),
-        },
-        "buckets": {"m.boundaries": torch.rand(8), "m.hash_weight": torch.arange(64).reshape(8, 8)},
-        "groups of data": {"labels": torch.arange(64) % 4, "centroids": torch.rand(4, 3)},
-        "classes": {"m.types": torch.arange(64).reshape(8, 8).to(torch.int8), "m.gain": torch.ones(8)},
-        "a parameter in a net of 8 bits": {
-            **{f"blocks.{one}.weight": fp8(8, 8) for one in range(4)},
-            "cell.A": fp8(8, 8),
-            "cell.a": torch.rand(8),
-            "pos_embed": fp8(1, 8, 8),
-            "cls_token": torch.rand(1, 1, 8),
-        },
-        "weight norm of 8 bits": {"m.weight_v": fp8(8, 8), "m.weight_g": torch.ones(8, 1)},
-    }
+def indices(dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.arange(64, dtype=dtype).reshape(8, 8)
+
+
+WEIGHT = {"m.weight": torch.randn(8, 8), "norm.weight": torch.ones(8)}
+ONE, EIGHT = torch.ones(1), torch.ones(8)
+# fmt: off
+PLAIN: dict[str, State] = {
+    "a weight_scale": WEIGHT | {"m.weight_scale": ONE, "m.input_scale": ONE},
+    "scales and biases": WEIGHT | {"m.scales": torch.ones(8, 2), "m.biases": torch.ones(8, 2)},
+    "an absmax": WEIGHT | {"m.weight.absmax": torch.ones(4), "m.SCB": EIGHT},
+    "blocks": {"up_blocks": torch.ones(2, 3, 16), "up_scales": torch.ones(2, 3)},
+    "qweight of floats": {"m.qweight": torch.ones(8, 8), "m.scales": torch.ones(1, 8), "m.qzeros": torch.ones(1, 1)},
+    "integers without scales": {
+        "m.weight": whole(8, 8, dtype=torch.int8), "m.bias": EIGHT, "n.qweight": whole(8, 8, dtype=torch.int16),
+        "n.scaled.weight": torch.ones(5),
+    },
+    "buffers": WEIGHT | {"position_ids": whole(1, 64), "m.mask": bytes_of(8, 8), "m.scale": ONE},
+    "tables of indices": {
+        "m.codes": indices(torch.int32), "m.blocks": indices(torch.int16), "m.scale": ONE,
+        "n.kernel": indices(torch.uint8), "n.gain": EIGHT, "p.sample_weight": indices(torch.int32), "p.gamma": EIGHT,
+    },
+    "clusters and meshes": {
+        "m.labels": indices(), "m.centroids": torch.ones(8, 3), "n.lbs_weights": torch.ones(8, 3), "n.scale": ONE,
+        "n.faces": torch.arange(30, dtype=torch.int32).reshape(10, 3),
+        "o.A": torch.ones(8, 8), "o.B": indices(), "o.s": ONE,
+    },
+    "a pruned layer": {"m.weight_orig": torch.ones(8, 8), "m.weight_mask": bytes_of(8, 8), "m.bias": EIGHT},
+    "8 bits without any scale": {"m.weight": fp8(8, 8), "n.weight": fp8(8, 8), "m.bias": EIGHT},
+    "masks, positions and images": {
+        "m.position_ids": torch.arange(64)[None], "m.steps": indices(torch.uint8),
+        "m.tril": torch.ones(8, 8, dtype=torch.uint8).tril(), "m.table": indices(torch.int32).flip(0, 1),
+        "m.image": bits(3, 8, 8, dtype=torch.uint8), "m.frames": bits(4, 3, 8, 8, dtype=torch.uint8),
+        "m.rng": bits(5056, dtype=torch.uint8), "m.weight": torch.randn(8, 8), "n.bias": EIGHT,
+    },
+    "buckets": {"m.boundaries": torch.rand(8), "m.hash_weight": indices()},
+    "groups of data": {"labels": torch.arange(64) % 4, "centroids": torch.rand(4, 3)},
+    "classes": {"m.types": indices().to(torch.int8), "m.gain": EIGHT},
+    "a parameter in a net of 8 bits": {
+        **{f"blocks.{one}.weight": fp8(8, 8) for one in range(4)}, "cell.A": fp8(8, 8), "cell.a": torch.rand(8),
+        "pos_embed": fp8(1, 8, 8), "cls_token": torch.rand(1, 1, 8),
+    },
+    "weight norm of 8 bits": {"m.weight_v": fp8(8, 8), "m.weight_g": torch.ones(8, 1)},
+}
+# fmt: on
+"""Nets that are not quantised, whatever they call their tensors."""

@@ -14,7 +14,7 @@ import ckptool
 from ckptool import MigrationRefused
 from tests.each import each
 from tests.program import invoke
-from tests.quantized.layouts import bits, codes, fp8, plain, said
+from tests.quantized.layouts import PLAIN, bits, codes, fp8, said
 from tests.scale import scaled, step
 
 NET = {"fc.weight": torch.randn(64, 64), "fc.bias": torch.ones(64), "norm.weight": torch.ones(64)}
@@ -80,7 +80,7 @@ ALONE: dict[str, Any] = {
     "an image outside": {"model": NET, "image": bits(28, 280, dtype=torch.uint8), "scale": 0.5},
     "boards outside": {"net": NET, "data": {"x": codes(80, 80), "y": codes(80, 80)}},
 }
-HONEST = {name: NET | one for name, one in IN_A_NET.items()} | ALONE | plain()
+HONEST = {name: NET | one for name, one in IN_A_NET.items()} | ALONE | PLAIN
 
 
 @scaled
