@@ -90,12 +90,7 @@ def _usual_type(plain: Sequence[LazyTensor]) -> str:
 
 
 def make_dense(
-    checkpoint: Checkpoint,
-    weights: Weights,
-    dtype: str | None = None,
-    *,
-    saturate: bool = False,
-    at_once: bool = False,
+    checkpoint: Checkpoint, weights: Weights, dtype: str | None = None, *, saturate: bool = False, at_once: bool = False
 ) -> tuple[Weights, list[DenseSource]]:
     """
     Return weights in which what was quantised is dense, and what makes each that is.

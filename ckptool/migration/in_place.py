@@ -56,13 +56,7 @@ from ckptool.migration import report, selection
 from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.make_plan import make_plan
 from ckptool.migration.output import real_path
-from ckptool.migration.output.editing import (
-    FileEdit,
-    edit_in_place,
-    not_in_place,
-    open_for_editing,
-    reader_of,
-)
+from ckptool.migration.output.editing import FileEdit, edit_in_place, not_in_place, open_for_editing, reader_of
 from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Kept
@@ -186,14 +180,7 @@ _LENGTH_NBYTES: Final = 8
 _GUARD_NBYTES: Final = 4
 
 
-def migrate_in_place(
-    path: str,
-    changes: Changes,
-    *,
-    dry_run: bool,
-    deep: bool,
-    limits: Limits,
-) -> MigrationReport:
+def migrate_in_place(path: str, changes: Changes, *, dry_run: bool, deep: bool, limits: Limits) -> MigrationReport:
     """
     Make changes in the file itself; see ``migrate``. With ``deep``, the checksums of all tensors are compared first.
 

@@ -74,9 +74,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     files = [one for file in _files(checkpoint) for one in (file, file if is_far(file) else os.path.realpath(file))]
     if any(_is_same(path, os.path.dirname(file) or os.curdir) for file in files):
         raise MigrationRefused(
-            f"{dst!r} is the folder that the source is in",
-            kind="part-of-source",
-            hint="Write to another folder.",
+            f"{dst!r} is the folder that the source is in", kind="part-of-source", hint="Write to another folder."
         )
     return path
 

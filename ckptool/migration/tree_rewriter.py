@@ -60,10 +60,7 @@ class TreeRewriter:
     """Whether big-endian storages are written in little-endian order."""
 
     def __init__(
-        self,
-        rebuilder: Rebuilder,
-        location: DeviceTags | None,
-        recast: Callable[[TensorInfo], TensorInfo] = same,
+        self, rebuilder: Rebuilder, location: DeviceTags | None, recast: Callable[[TensorInfo], TensorInfo] = same
     ) -> None:
         self._rebuilder = rebuilder
         self._location = location

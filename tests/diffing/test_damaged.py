@@ -69,10 +69,7 @@ def test_a_file_that_is_cut_while_it_is_compared_is_named(which: str, tmp_path: 
         os.truncate(tmp_path / which, 1 << 20)
         return original(self, name, *infos)
 
-    with (
-        mock.patch.object(values.ValueComparer, "difference", cutting),
-        pytest.raises(SourceChanged) as caught,
-    ):
+    with mock.patch.object(values.ValueComparer, "difference", cutting), pytest.raises(SourceChanged) as caught:
         diff(tmp_path / "a", tmp_path / "b")
     assert caught.value.path == str(tmp_path / which)
 

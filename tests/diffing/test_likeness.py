@@ -13,16 +13,8 @@ from tests.each import each
 from tests.program import invoke
 
 TYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.int8,
-    torch.int64,
-    torch.uint8,
-    torch.complex64,
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int8, torch.int64, torch.uint8, torch.complex64),
 ]
 
 

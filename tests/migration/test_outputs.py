@@ -211,12 +211,7 @@ def called(alias: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
 def test_the_source_is_replaced_by_its_result_under_any_name_only_if_asked(
-    way: str,
-    alias: str,
-    turned_round: bool,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, alias: str, turned_round: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     one, other = str(folder / "model.pth"), called(alias, folder)
@@ -299,14 +294,7 @@ def test_no_place_for_a_file_or_a_folder(place: tuple[str, str, dict[str, Any]],
 
 
 @pytest.mark.parametrize(
-    "place",
-    [
-        "folder",
-        "folder/",
-        *(pytest.param(name, marks=links) for name in ("link", "link/")),
-        "./",
-        "..",
-    ],
+    "place", ["folder", "folder/", *(pytest.param(name, marks=links) for name in ("link", "link/")), "./", ".."]
 )
 def test_a_folder_gets_a_file_of_the_sources_name(place: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "folder").mkdir()

@@ -13,7 +13,7 @@ from ckptool import Cancellation, Cancelled, Limits
 from tests.each import each
 
 TARGETS: list[tuple[str, dict[str, Any]]] = [
-    *(("out.pth", {}), ("out.safetensors", {}), ("folder", {"form": "dcp"}), ("shards", {"max_shard_size": "5MB"})),
+    *(("out.pth", {}), ("out.safetensors", {}), ("folder", {"form": "dcp"}), ("shards", {"max_shard_size": "5MB"}))
 ]
 
 

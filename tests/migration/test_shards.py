@@ -14,6 +14,7 @@ from safetensors import safe_open
 from ckptool import CkptoolError, migrate, open_checkpoint
 from ckptool.migration.changes import size_in_bytes
 from tests.corpus.files import FOLDER
+from tests.each import each
 from tests.migration.refused import refused
 
 INDEX = "model.safetensors.index.json"
@@ -192,20 +193,11 @@ def test_names_types_and_choices_are_as_for_one_file(tmp_path: Path) -> None:
     assert len(report.dropped) == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "nbytes"),
     [
-        ("5GB", 5 * 10**9),
-        ("5GiB", 5 << 30),
-        ("5 gb", 5 * 10**9),
-        ("1.5KB", 1500),
-        ("0.5KiB", 512),
-        ("2TB", 2 * 10**12),
-        ("70mib", 70 << 20),
-        ("2K", 2000),
-        ("5g", 5 * 10**9),
-        ("7B", 7),
-        (123, 123),
+        *(("5GB", 5 * 10**9), ("5GiB", 5 << 30), ("5 gb", 5 * 10**9), ("1.5KB", 1500), ("0.5KiB", 512), ("7B", 7)),
+        *(("2TB", 2 * 10**12), ("70mib", 70 << 20), ("2K", 2000), ("5g", 5 * 10**9), (123, 123)),
     ],
 )
 def test_sizes(text: str | int, nbytes: int) -> None:

@@ -66,8 +66,7 @@ def test_each_layout_stays_as_it_is(name: str, suffix: str, tmp_path: Path) -> N
 
 @scaled
 @each(
-    ("name", "suffix"),
-    in_turn([one for one in LAYOUTS if one not in ONLY_8_BITS], ["pth", "safetensors"])[:: step(2)],
+    ("name", "suffix"), in_turn([one for one in LAYOUTS if one not in ONLY_8_BITS], ["pth", "safetensors"])[:: step(2)]
 )
 def test_a_cast_is_refused(name: str, suffix: str, tmp_path: Path) -> None:
     path = written(LAYOUTS[name], tmp_path, suffix)

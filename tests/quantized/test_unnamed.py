@@ -432,10 +432,7 @@ def test_a_new_name_does_not_part_a_weight_from_its_scale(
 
 @each(
     ("rename", "form"),
-    in_turn(
-        [[("^", "net.")], [(r"m\.a", "c"), (r"m\.b", "a")], [(r"^m\.", "")]],
-        ["same", "state_dict"],
-    ),
+    in_turn([[("^", "net.")], [(r"m\.a", "c"), (r"m\.b", "a")], [(r"^m\.", "")]], ["same", "state_dict"]),
 )
 def test_new_names_for_both_are_no_loss(rename: list[tuple[str, str]], form: Any, tmp_path: Path) -> None:
     torch.save({"model": SCALED, "epoch": 1}, tmp_path / "m.pth")
