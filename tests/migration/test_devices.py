@@ -20,8 +20,9 @@ from tests.migration.test_round_trips import loaded
 from tests.program import invoke
 from tests.scale import exhaustive, in_turn
 
-TAGS = tuple(
-    ["cuda:0", "cuda:3", "npu:0", "mlu:0", "mps", "mps:0", "xpu:0", "hpu", "xla:0", "privateuseone:0", "gpu", "cpu:0"]
+TAGS = (
+    *("cuda:0", "cuda:3", "npu:0", "mlu:0", "mps", "mps:0", "xpu:0", "hpu", "xla:0", "privateuseone:0", "gpu"),
+    "cpu:0",
 )
 
 
