@@ -305,12 +305,6 @@ def _members_of_bytes(checkpoint: Checkpoint, archive: Archive) -> set[str]:
     return {name for name in found if not archive.may_hold_objects(name)} - {name for name, _ in checkpoint.unopened}
 
 
-def references(acts: Sequence[Act]) -> Iterator[Act]:
-    """Yield those that are no more than names, and not called as well."""
-    called = {act.name for act in acts if act.how != "refers"}
-    yield from (act for act in acts if act.how == "refers" and act.name not in called)
-
-
 AskAdvice: TypeAlias = Callable[[], Advice]
 """To find what helps takes a while, and most files need none."""
 
@@ -374,7 +368,9 @@ def deeds(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
         if places:
             fact = f"its loader runs {what}: {some(list(places))}"
             yield note("CK217", fact, _TRUST_LOADER)
-    named = [f"{act.name} ({_place(act)})" for act in references(survey.acts) if act.grade == "system"]
+    called = {act.name for act in survey.acts if act.how != "refers"}
+    only_named = (act for act in survey.of("system", called=False) if act.name not in called)
+    named = [f"{act.name} ({_place(act)})" for act in only_named]
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
         yield note("CK207", fact, _TRUST)

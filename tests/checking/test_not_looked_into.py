@@ -193,7 +193,7 @@ def test_a_pickle_behind_arrays_is_looked_into(payload: bytes, count: int, tmp_p
     assert codes(written(tmp_path / "x", {"a.npy": data})) == expected | {"CK209"}
 
 
-MANY = times(600, 1300)
+MANY = times(300, 1300)
 SLOW = {
     "headers of numpy": b"\x93NUMPY\1\0\1\0(" * 100 * MANY,
     "headers of numpy, and pickles": b"\x93NUMPY\1\0\1\0((N." * 100 * MANY,
