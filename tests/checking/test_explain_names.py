@@ -7,13 +7,16 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from ckptool.checking.explain import entries, explain
+from tests.checking.test_explain import CHECKPOINT, CONV, NO_ENTRY, ONES, SGD, message_of, two_groups
 from tests.each import each
 from tests.program import VALID, invoke
 
@@ -105,7 +108,64 @@ def table(**rows: Iterable[str]) -> str:
 
 
 MISSING = "Missing key(s) in state_dict: {}."
-CASES: dict[str, tuple[str, Callable[[Path], Path], str, str]] = {
+ASKED = message_of(lambda: CONV.load_state_dict(CHECKPOINT))
+WRAPPED = {f"module.{name}": tensor for name, tensor in CONV.state_dict().items()}
+HALVES = {name: tensor.half() for name, tensor in CONV.state_dict().items()}
+OTHER_SIZES = nn.Sequential(nn.Conv2d(3, 2, 3))
+
+
+class Net(nn.Sequential):
+    """A model of the user's."""
+
+
+def of(content: object) -> Callable[[Path], Path]:
+    """Return what writes this to a file whose name has to be quoted."""
+    return lambda folder: pickled(folder, content, "file of mine.pth")
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "the weights are an entry": (ASKED, of(CHECKPOINT), "all 6 names are under 'state_dict'", "--form state_dict",
+                                 "model.load_state_dict(checkpoint['state_dict'])"),
+    "the weights are deeper": (ASKED, of({"a": {"b": CONV.state_dict()}, "epoch": 1}), "all 6 names are under 'a.b'",
+                               "--form state_dict", "checkpoint['a']['b']"),
+    "one of two": (ASKED, of({"G": CONV.state_dict(), "D": nn.Linear(90, 90).state_dict()}),
+                   "all 6 names are under 'G'", "--key G", "checkpoint['G']"),
+    "an entry, wrapped": (ASKED, of({"net": WRAPPED}), "all 6 names are under 'net', under other", "--strip-module"),
+    "wrapped": (message_of(lambda: CONV.load_state_dict(WRAPPED)), of(WRAPPED), "other names", "--strip-module"),
+    "another file": (ASKED, of(CONV.state_dict()), "at its top, as they are", "inspect"),
+    "another model": (ASKED, of(nn.Linear(2, 2).state_dict()), "not there: it has weight, bias", "inspect"),
+    "no such entry": ("KeyError: 'model'", of(CHECKPOINT), "weights are under 'state_dict'", "--form state_dict",
+                      "checkpoint['state_dict']"),
+    "no entries": (NO_ENTRY, of(CONV.state_dict()), "it is the state_dict itself, 7 tensors", "inspect",
+                   "without taking"),
+    "a tensor of another name": ("KeyError: '0.weight'", of(WRAPPED), "'module.0.weight' is", "--strip-module"),
+    "other sizes in torch's words": (message_of(lambda: OTHER_SIZES.load_state_dict({"0.weight": ONES}, strict=False)),
+                                     of(CONV.state_dict()), "in it, 0.weight is [2, 3, 1, 1]", "--exclude 0.weight",
+                                     "strict=False"),
+    "which convolution": (message_of(lambda: nn.Conv2d(3, 2, 1)(torch.ones(1, 1, 2, 2))), of(CHECKPOINT),
+                          "0.weight has this size in it", "inspect"),
+    "halves": ("expected scalar type Half but found Float", of(HALVES), "float16 (7)", "--dtype float32"),
+    "an optimizer of one group": (message_of(lambda: two_groups().load_state_dict(SGD.state_dict())), of(CHECKPOINT),
+                                  "'optimizer' has 1 group of 4 parameters; the weights have 7 tensors",
+                                  "--form state_dict"),
+    "misspelt": (message_of(lambda: torch.load(VALID / "lenet-state-dict-cpu-zip.pth", map_location="gpu")),
+                 of(CHECKPOINT), "no tensor in it is tagged 'gpu' (cpu (7)): it is map_location that is misspelt", "",
+                 "'cuda:0'"),
+    "classes": ("Weights only load failed. GLOBAL pathlib.PosixPath was not an allowed global by default.",
+                of({"model": CONV.state_dict(), "args": Path("/x")}), "it asks for pathlib.", "--form state_dict"),
+    "not installed": ("ModuleNotFoundError: No module named 'pathlib._local'",
+                      of({"model": nn.Sequential(nn.Linear(2, 2)), "args": Path("/x")}), "it asks for pathlib.",
+                      "--form state_dict"),
+    "no optimizer": ("KeyError: 'optimizer'", of(CONV.state_dict()), "the state_dict itself", "inspect",
+                     "another file was"),
+    "damage": ("PytorchStreamReader failed reading file data/7: file read failed", of(CONV.state_dict()), "it opens",
+               "--deep"),
+    "not a model": ("'dict' object has no attribute 'eval'", of(CONV.state_dict()), "a state_dict of 7 tensors",
+                    "inspect"),
+    "how much is weights": ("CUDA out of memory", of(CHECKPOINT), "of which the weights are", "--to cpu",
+                            "map_location"),
+    "a whole model": ("TypeError: 'Net' object is not subscriptable", of(Net(*CONV)), ".Net, with 7 tensors",
+                      "--form state_dict", ".state_dict() for its weights"),
     "as it is": ("no 'lm_head.weight'", lambda d: saved(d, LLAMA), "names: Not a message", "inspect"),
     "under a prefix": (
         "RuntimeError: Tensor ln_f.bias required but not present in model /m",
@@ -346,13 +406,15 @@ def done(command: str) -> None:
 
 @each("case", CASES)
 def test_the_names_of_a_message_are_found_in_a_file(case: str, tmp_path: Path) -> None:
-    text, make, fact, command = CASES[case]
+    text, make, fact, command, *hint = CASES[case]
     path = make(tmp_path)
     first, *_ = found = explain(text, path)
 
     assert fact in (first.in_file or "") or fact in f"{first.kind}: {first.meaning}"
     assert command in (first.command or "")
     assert bool(first.command) == bool(command)
+    assert "FILE" not in (first.command or "")
+    assert all(one in str(first.hint) for one in hint)
     for one in (one for one in found if one.command):
         done(str(one.command))
     assert len(str(first.in_file)) < 1000
@@ -360,7 +422,7 @@ def test_the_names_of_a_message_are_found_in_a_file(case: str, tmp_path: Path) -
 
 def test_what_a_command_for_names_writes_has_them(tmp_path: Path) -> None:
     for case in ("tied", "the inner model", "a module around all", "renamed layers"):
-        text, make, _, _ = CASES[case]
+        text, make, *_ = CASES[case]
         (tmp_path / case).mkdir()
         command = explain(text, make(tmp_path / case))[0].command or ""
         result = invoke([*shlex.split(command)[1:], "--json"])
