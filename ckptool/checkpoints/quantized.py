@@ -87,6 +87,8 @@ _LARGE: Final = {"float8_e4m3fn": 0x50, "float8_e5m2": 0x48, "float8_e4m3fnuz": 
 _LOOSE: Final = "integers without scales"
 _NAMED: Final = "with scales under other names"
 """In names of schemes: no loader knows them."""
+BY_TORCHAO: Final = "tensor_names"
+"""The text of a safetensors file in which torchao lists its tensors. Beside it, each has a text under its name."""
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or make them dense (`dequantize=True`); "
     "if this is meant, say so with `break_quantized=True`."
@@ -181,6 +183,17 @@ class Quantization(NamedTuple):
         them = "it" if len(said) == 1 else "them"
         what = f"{counted(len(said), 'quantised weight')} ({self.short}) from what scales {them}"
         return f"new names part {what}: {some(said)}" if said else None
+
+    def cut_apart(self, wholes: Mapping[str, tuple[int, ...]], parts: Mapping[str, tuple[int, ...]]) -> str | None:
+        """Return what is wrong with shapes of ``parts``: a weight was cut and what scales it was not, or otherwise."""
+        for one, others in self.bound:
+            for other in (other for other in others if one.name in parts and other in parts):
+                (size, scale), (cut, share) = ((of[one.name], of[other]) for of in (wholes, parts))
+                for dim, along in enumerate(scale if len(scale) == len(size) else scale[:1]):
+                    if along > 1 and (size[dim] == cut[dim]) != (along == share[dim]):
+                        shapes = f"{list(size)} to {list(cut)}, and {other!r} from {list(scale)} to {list(share)}"
+                        return f"{one.name!r} ({one.scheme}) is not cut as what scales it: from {shapes}"
+        return None
 
 
 def _goes_along(weight: Weight, other: str, new: _Names) -> bool:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.quantized import BY_TORCHAO
 from ckptool.checkpoints.quantized_layouts import FP8
 from ckptool.checkpoints.weights import Weights
 from ckptool.dense.layouts import HALF, OF_ACTIVATIONS, PLAIN_OF_COMFY, Dense, dense_of, refuse_unknown
@@ -160,4 +161,8 @@ def make_dense(
         tensors[dense_name] = one
         old_names[dense_name] = old_names.pop(name)
     left = tuple(old for name, old in weights.old_names.items() if head + old in gone)
-    return weights._replace(tensors=tensors, old_names=old_names, dropped=(*weights.dropped, *left)), sources
+    texts = weights.texts
+    if BY_TORCHAO in checkpoint.metadata:
+        texts = tuple((key, text) for key, text in texts if key != BY_TORCHAO and not text.startswith('{"_type"'))
+    made_of = weights._replace(tensors=tensors, old_names=old_names, dropped=(*weights.dropped, *left), texts=texts)
+    return made_of, sources

@@ -159,9 +159,10 @@ def _taken(
         if shard:
             raise ValueError("dequantize= makes whole weights: it cannot be combined with shard=")
         return dense(checkpoint, chosen, dtype)
+    taken = share_of(chosen, shard)
     if not breaks_quantized:
-        _check_quantized(checkpoint, chosen, dtype)
-    return share_of(chosen, shard)
+        _check_quantized(checkpoint, taken, dtype)
+    return taken
 
 
 def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> Weights:
@@ -226,6 +227,7 @@ def refuse_broken_quantized(
     are the paths of what is taken that is no tensor, but may hold some, which get ``dtype``. If it ``warns``, it is
     only logged.
     """
+    left = list(left)
     types = {one.name: spelled(cast or one.dtype) for one, cast in left}
     inside = (name for name, _ in within(checkpoint.tensors, others)) if others else ()
     found = quantization_among(checkpoint, {*types, *inside})
@@ -234,8 +236,10 @@ def refuse_broken_quantized(
     for name in (name for name, _ in found.within(others) if name not in types):
         one = checkpoint.tensors.get(name)
         types[name] = spelled(cast_of(one, dtype) or one.dtype) if one is not None else ""
-    wrong = found.damage(types, is_cast=dtype is not None)
-    if wrong is not None and warns:
+    wholes = {name: one.shape for name, one in checkpoint.tensors.items()}
+    cut = found.cut_apart(wholes, {one.name: one.shape for one, _ in left})
+    wrong = cut or found.damage(types, is_cast=dtype is not None)
+    if wrong is not None and warns and not cut:
         logger.warning("%s: %s", checkpoint.path, show(wrong))
     elif wrong is not None:
         hint = keep(checkpoint.part_of).replace(" (`keep_dtype=`)", "")

@@ -26,7 +26,7 @@ from ckptool.migration.casting import TARGETS
 from ckptool.sources.paths import is_far
 from ckptool.tensors.reading import LazyTensor
 
-_END: Final = re.compile(
+END: Final = re.compile(
     r"(?:\.lora_(?P<peft>A|B|embedding_A|embedding_B|magnitude_vector)(?:\.(?P<name>(?!(?:weight|bias)\Z)[^.]+))?(?:\.weight)?"
     r"|(?P<own>[._])lora(?:_linear_layer)?[._](?P<other>down|up)(?:\.weight)?"
     r"|\.(?P<alpha>alpha))\Z"
@@ -102,11 +102,11 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
     saved: dict[str, LazyTensor] = {}
     embeddings: set[str] = set()
     adapters: dict[str | None, str] = {}
-    if not any(_END.search(name) or _MARK.search(name) or name.startswith(OF_PEFT) for name in tensors):
+    if not any(END.search(name) or _MARK.search(name) or name.startswith(OF_PEFT) for name in tensors):
         hint = "It looks like a model: that is the base, and `lora=` takes the adapter."
         raise refused(checkpoint, f"none of its {counted(len(tensors), 'tensor')} is one of a pair of LoRA", hint)
     for name, tensor in tensors.items():
-        end = _END.search(name)
+        end = END.search(name)
         if end is None:
             _refuse_kind(checkpoint, name)
             plain = _SAVED.sub("", name)

@@ -11,7 +11,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
-from ckptool.merging.adapters import refused
+from ckptool.merging.adapters import END, refused
 from ckptool.messages import counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import Changes
@@ -116,6 +116,8 @@ class AverageMerge:
                 memories = tuple(memory_of(one.info) for one in same)  # names that are tied everywhere stay so
                 source = made.setdefault(memories, _Average(new, same, self._shares, said, paths))
                 changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
+        if any(map(END.search, every[0])):
+            self._notes.append("these are halves of products (LoRA): their mean is not that of what adapters add")
         if any(old.endswith(_COUNTS) for old in every[0]):
             self._notes.append(f"{_COUNTS!r} is that of {first.path!r}")
         self._made = list(made.values())

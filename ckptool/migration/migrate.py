@@ -235,6 +235,9 @@ def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, 
 
     rules = SliceRules(changes.join)
     joining = open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)
+    wholes = {name: one.shape for name, one in joining.checkpoint.tensors.items()}
+    first = wholes | {move.after[0][0]: move.before[0][1] for move in joining.moves}
+    selection.refuse_cut_apart(joining.checkpoint, wholes, first, changes)
     return joining, changes._replace(key=None, weights="auto")
 
 

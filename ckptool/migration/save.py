@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -232,8 +232,6 @@ class _Replacing:
         self._refuse(lacking, new)
         if self._missing == "drop":
             self._gone = frozenset(names[name] for name in lacking)
-        if self._gone and not self._changes.break_quantized:
-            self._refuse_without_scales()
         tied: dict[object, list[str]] = {}
         for name, old in ((name, old) for name, old in names.items() if name in state):
             tensor = own.tensors.get(old)
@@ -253,13 +251,27 @@ class _Replacing:
                 self._others[old] = state[name]
             else:
                 self._tensors[old] = info
+        if not self._changes.break_quantized:
+            self._refuse_broken({self._chosen.head + names[name] for name in lacking})
 
-    def _refuse_without_scales(self) -> None:
-        """Raise MigrationRefused where what goes scales what stays."""
+    def _refuse_broken(self, kept: Collection[str]) -> None:
+        """Raise MigrationRefused where a part of a quantised weight goes or is new, and another is that of the file."""
+        head = self._chosen.head
         before = {name: tensor.info.dtype.name for name, tensor in self._checkpoint.tensors.items()}
-        left = {name: before[name] for name in before.keys() - {self._chosen.head + name for name in self._gone}}
+        left = {name: before[name] for name in before.keys() - {head + name for name in self._gone}}
         quantised = quantization_among(self._checkpoint, left.keys())
-        if quantised and (wrong := quantised.damage(left, is_cast=False)):
+        if quantised is None:
+            return
+        new = {head + name: info.dtype.name for name, info in self._tensors.items()}
+        as_before = {name: dtype for name, dtype in left.items() if new.get(name, dtype) == dtype}
+        wrong = quantised.damage(as_before, is_cast=False)  # what is dense now needs no scale
+        for parts in ((one.name, *others) for one, others in quantised.bound):
+            changed = [one for one in parts if one in new]
+            is_cast = any(before.get(one) != new[one] for one in changed)
+            stay = [one for one in parts if one in left and one not in new and (is_cast or one in kept)]
+            if changed and stay:
+                wrong = wrong or f"{changed[0]!r} is new, and {stay[0]!r}, which belongs to it, is that of the file"
+        if wrong:
             raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(self._checkpoint.part_of))
 
     def _names(self) -> tuple[dict[str, str], dict[str, str]]:

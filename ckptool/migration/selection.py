@@ -15,20 +15,22 @@ from typing import TypeAlias
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import halves_alone, not_averaged, refuse_stubs, stubs_in
-from ckptool.checkpoints.quantized import keep, within
+from ckptool.checkpoints.quantized import BY_TORCHAO, keep, within
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
-from ckptool.formats.json_beside import quantization_among
+from ckptool.formats.json_beside import quantization_among, quantization_of
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names import renaming
+from ckptool.names.matching import Shapes
 from ckptool.names.renaming import Trials, matched, matches
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
+from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
 
@@ -100,6 +102,11 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None
         taken = checkpoint.weights if plan.weights is None else plan.weights.state_dict
         if taken is not None:  # what else there is may be empty by right
             refuse_stubs(checkpoint, taken, plan.names.filter)
+        there = {name: LazyTensor(name, info) for name, info in plan.expected if name is not None}
+        halves = halves_alone(there) if plan.dropped or plan.renamed else None
+        if halves is not None and halves_alone(checkpoint.tensors) is None:
+            hint = "If this is meant, say so with `allow_missing=True`."
+            raise MigrationRefused(f"it would leave halves: {halves.fact}", kind="half-adapter", hint=hint)
 
 
 def _state_dicts(checkpoint: Checkpoint, plan: Plan) -> Sequence[StateDict]:
@@ -151,6 +158,13 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
     )
 
 
+def refuse_cut_apart(checkpoint: Checkpoint, wholes: Shapes, first: Shapes, changes: Changes) -> None:
+    """Refuse slices of which the first has other rows of a quantised weight than of what scales it."""
+    found = None if changes.break_quantized else quantization_of(checkpoint)
+    if found is not None and (wrong := found.cut_apart(wholes, first)):
+        raise MigrationRefused(wrong, kind="breaks-quantized", path=checkpoint.path, hint=keep(checkpoint.part_of))
+
+
 def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     """Return which quantised weights a plan casts, or parts from their scales; None if it does not."""
     weights = plan.weights
@@ -172,6 +186,8 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     found = quantization_among(checkpoint, taken)
     if found is None:
         return None
+    if plan.renamed and BY_TORCHAO in checkpoint.metadata:
+        return f"{BY_TORCHAO!r} in its header has the names by which torchao finds {found.short}, and they would change"
     if weights is None:
         entries = {name: name for name in found.numbers} | entries
     gone = {name for name, _ in found.within({*plan.dropped, *(head + one for one in plan.dropped)})}

@@ -9,6 +9,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.migration import safetensors_plan, torch_plan
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import Plan
+from ckptool.migration.selection import refuse_cut_apart
 from ckptool.migration.target import archive_root
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
@@ -41,6 +42,10 @@ def plan_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: C
         if rule.dim is not None:
             sides = ((name, whole.shape),), tuple((name, one.shape) for one in found)
             moves.append(Move(f"cut {rule.text.rpartition('=')[2]}", *sides))
+    wholes, first = (
+        {one.name: of[name].shape for name, one in weights.tensors.items()} for of in (weights.tensors, own[0])
+    )
+    refuse_cut_apart(checkpoint, wholes, first, changes)
     parts = []
     for name, tensors in zip(names, own, strict=True):
         taken = weights._replace(tensors=tensors)

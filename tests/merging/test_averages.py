@@ -97,6 +97,13 @@ def test_a_file_counts_once(tmp_path: Path) -> None:
     assert "twice" in invoke(["merge", "--average", a, b, best, "-o", target]).stderr
 
 
+def test_a_mean_of_adapters_is_noted_to_be_one_of_halves(tmp_path: Path) -> None:
+    for name in "ab":
+        save_file({f"m.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}, tmp_path / f"{name}.safetensors")
+    report = ckptool.merge(tmp_path / "a.safetensors", tmp_path / "m.safetensors", average=tmp_path / "b.safetensors")
+    assert "halves of products" in str(report)
+
+
 def test_what_is_left_out_is_left_out_of_all(tmp_path: Path) -> None:
     first, other, target = (tmp_path / f"{name}.safetensors" for name in "abm")
     save_file(weights(0) | {"ema.w": torch.ones(2)}, first)

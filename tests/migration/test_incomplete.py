@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptool
-from ckptool.errors import CkptoolError, IncompleteWeights, UnsupportedFeature, WeightsNotFound
+from ckptool.errors import CkptoolError, IncompleteWeights, MigrationRefused, UnsupportedFeature, WeightsNotFound
 from tests.build import call, floats, named, ops, storage, tensor, torch_zip
 from tests.each import each
 from tests.migration.refused import refused
@@ -280,3 +280,15 @@ def test_no_model_is_built_of_tensors_without_values(tmp_path: Path) -> None:
         ckptool.migrate(path, tmp_path / "out.pth", form="model", model="torch.nn:Linear", model_arguments=arguments)
     with pytest.raises(UnsupportedFeature, match="has no bytes"):
         ckptool.load_into(nn.Linear(2, 2), path)
+
+
+def test_half_an_adapter_is_not_left(tmp_path: Path) -> None:
+    pairs = {f"base_model.model.m.{one}.lora_{side}.weight": torch.ones(4, 4) for one in "qv" for side in "AB"}
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    ckptool.save(pairs, source)
+    for options in ({"exclude": "*q.lora_B*"}, {"include": "*lora_A*"}, {"rename": "lora_A=lora_x"}):
+        with pytest.raises(MigrationRefused, match="it would leave halves"):
+            ckptool.migrate(source, target, **options)  # type: ignore[arg-type]
+    ckptool.migrate(source, target, include="*.q.*")
+    ckptool.migrate(source, target, include="*lora_A*", allow_missing=True, force=True)
+    assert len(ckptool.load(target, allow_missing=True)) == 2

@@ -375,3 +375,57 @@ def test_no_real_file_that_is_not_is_called_quantised(folder: str) -> None:
 def quantized(path: Path) -> object:
     """Return what a row of a checkpoint says; None of what cannot be opened."""
     return row(path)["quantized"]
+
+
+SCALED = {"a.weight": fp8(8, 16), "a.weight_scale": torch.rand(8, 1), "b.weight": fp8(8, 16, divisor=2.0)}
+SCALED |= {"b.weight_scale": torch.rand(8, 1), "norm.weight": torch.ones(8)}
+
+
+def test_a_part_of_a_quantised_weight_is_not_saved_beside_an_old_one(tmp_path: Path) -> None:
+    original, target = tmp_path / "q.safetensors", tmp_path / "new.safetensors"
+    ckptool.save(SCALED, original)
+    dense = ckptool.load(original, dequantize=True)
+    own = ckptool.load(original)
+    for state in (dense, {"a.weight": SCALED["b.weight"]}, {"a.weight_scale": torch.rand(8, 1)}):
+        with pytest.raises(MigrationRefused, match="which belongs to it, is that of the file"):
+            ckptool.save(state, target, like=original, missing="keep")
+    with pytest.raises(MigrationRefused, match="is that of the file"):
+        ckptool.save({**own, "a.weight": dense["a.weight"]}, target, like=original)
+    assert not target.exists()
+    new = {"a.weight": SCALED["b.weight"], "a.weight_scale": SCALED["b.weight_scale"], "norm.weight": torch.zeros(8)}
+    ckptool.save(new, target, like=original, missing="keep")
+    assert torch.equal(ckptool.load(target, dequantize=True)["a.weight"], dense["b.weight"])
+    ckptool.save(dense, target, like=original, missing="drop", force=True)
+    assert ckptool.load(target).keys() == dense.keys()
+
+
+def test_a_weight_is_cut_as_what_scales_it(tmp_path: Path) -> None:
+    path, rules = tmp_path / "q.safetensors", ["norm.weight=same"]
+    ckptool.save(SCALED, path)
+    for cut in ({"*.weight": (0, 1, 2)}, {"*_scale": (0, 1, 2)}):
+        with pytest.raises(UnsupportedFeature, match="is not cut as what scales it"):
+            ckptool.load(path, shard=cut)
+    part = ckptool.load(path, shard={"?.weight*": (0, 1, 2)})
+    assert torch.equal(part["a.weight_scale"], SCALED["a.weight_scale"][4:])
+    assert ckptool.load(path, shard={"?.weight": (1, 1, 2)})["a.weight"].shape == (8, 8)
+    with pytest.raises(MigrationRefused, match="is not cut as what scales it"):
+        ckptool.migrate(path, tmp_path / "ranks", cut=2, join=["?.weight=0", "*_scale=same", *rules])
+    ckptool.migrate(path, tmp_path / "ranks", cut=2, join=["?.weight=0", "*_scale=0", *rules])
+    with pytest.raises(MigrationRefused, match="is not cut as what scales it"):
+        ckptool.migrate(tmp_path / "ranks", tmp_path / "w.safetensors", join=["?.weight=0", "*_scale=1", *rules])
+    ckptool.migrate(tmp_path / "ranks", tmp_path / "w.safetensors", join=["?.weight=0", "*_scale=0", *rules])
+    assert ckptool.diff(path, tmp_path / "w.safetensors").same
+
+
+def test_names_that_the_header_has_for_torchao_do_not_change(tmp_path: Path) -> None:
+    path, target = tmp_path / "ao.safetensors", tmp_path / "new.safetensors"
+    texts = {"tensor_names": '["m.weight"]', "m.weight": '{"_type": "Int8Tensor"}', "title": "x"}
+    ckptool.save(LAYOUTS["torchao"].tensors(), path, set_metadata=texts)
+    with pytest.raises(MigrationRefused, match="by which torchao finds"):
+        ckptool.migrate(path, target, add_prefix="net")
+    ckptool.migrate(path, target)
+    with ckptool.open_checkpoint(target) as checkpoint:
+        assert checkpoint.metadata.items() >= texts.items()
+    ckptool.migrate(path, target, dequantize=True, add_prefix="net", force=True)
+    with ckptool.open_checkpoint(target) as checkpoint:
+        assert checkpoint.metadata.items() & texts.items() == {("title", "x")}
