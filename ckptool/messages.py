@@ -96,6 +96,11 @@ def quoted(text: str, limit: int = 80) -> str:
     return show(repr(cut if cut == line else cut + "…"))
 
 
+def as_path(path: str) -> str:
+    """Return a path in quotes on one line; repr() would double the backslashes of Windows."""
+    return f"'{show(path)}'"
+
+
 def for_shell(text: str) -> str:
     """Return text in single quotes, as repr() does it, which a POSIX shell takes for itself whatever is in it."""
     return "'" + text.replace("'", "'\"'\"'") + "'"

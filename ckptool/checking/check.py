@@ -438,7 +438,7 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
     """Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole."""
     let_go(error)
     limits = scope.limits
-    survey = safety.survey_origin(origin, limits)
+    survey = safety.survey_origin(origin, limits, glances=scope.glances)
     beside = _neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # What is damaged says by itself that not all could be looked at.

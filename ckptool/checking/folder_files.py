@@ -17,16 +17,16 @@ from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, F
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
-from ckptool.formats import folder_source, holders, open_checkpoint, other_programs
+from ckptool.formats import folder_source, open_checkpoint, other_programs
 from ckptool.formats.runnable.acts import Survey
-from ckptool.formats.runnable.pickle_search import Place, Search
+from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.programs import of_settings
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import UNTOLD, command_line, is_below, is_far, is_likely, shown_path
-from ckptool.sources.source import BytesSource, Meter
+from ckptool.sources.source import Meter
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -38,7 +38,6 @@ _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """What has a finding of its own."""
 _MOST_BESIDE = 64
-_HEAD = 512
 _LONGEST_SETTINGS = 4 << 20
 _LINK_OUT = "a link that leads out of the folder, which is not followed"
 
@@ -148,9 +147,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
                     text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
                     deque(map(search.keep, of_settings(text, "")), maxlen=0)
                 search.anything(source)
-                if holders.is_text(head := source.read(0, min(_HEAD, source.nbytes))) and not holders.is_json(head):
-                    for at, data in holders.base64_texts(source, is_json=False):  # of a table, a log or another text
-                        search.inside(BytesSource(data), Place(nested_at=at))
+                search.in_text(source)
     except FileUnavailable as error:
         if error.kind != LINK and error.kind != "missing":
             unread = (error.message.removeprefix(f"{name!r}: "),)

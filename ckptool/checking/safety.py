@@ -163,8 +163,8 @@ def inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
         yield from inside(member)
 
 
-def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
-    """Look at every pickle that can be found in a file that cannot be opened as a checkpoint."""
+def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
+    """Look at every pickle in a file that cannot be opened as a checkpoint; if it ``glances``, not in text."""
     member = ""
     if isinstance(origin, str | os.PathLike) and not paths.exists(os.fspath(origin)):
         origin, _, member = os.fspath(origin).partition("::")
@@ -178,6 +178,8 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS) -> Survey:
             if what := other_programs.in_content(str(origin) if isinstance(origin, str | os.PathLike) else "", source):
                 search.miss(what)
             search.anything(source)
+            if not glances:
+                search.in_text(source)
     except Failure as error:
         search.miss(error.message)
     finally:

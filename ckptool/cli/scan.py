@@ -288,9 +288,10 @@ class _Run:
         self._totals.let_through(code for code, count in gate["let_through"].items() for _ in range(count))
         if gate["outcome"] == "fails":
             say(f"fails  {show(row['path'])}: {', '.join(gate['failing']) or (error or row)['message']}", err=True)
-        if error and gate["outcome"] == "other":
+        is_pointer = error and error["kind"].endswith("-pointer") and gate["outcome"] in ("", "unknown")
+        if error and (is_pointer or gate["outcome"] == "other"):
             self._totals.other(row["path"], error["kind"])
-        if error and gate["outcome"] in ("other", "passes"):
+        if error and (is_pointer or gate["outcome"] in ("other", "passes")):
             return True
         word = NOT_OPENED if error else COUNTED_AS.get(row["worst"], "fine")
         facts = {"formats": row["format"], "grades": row["grade"]}

@@ -33,8 +33,10 @@ _OF_CHARACTER: Final = 4
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
 _BASE64: Final = re.compile(rb'"([\w+/=\n-]{20,})"').finditer
-_RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").finditer
+_RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").match
 """In any other text; long lines of it go on in the next."""
+_IN_RUNS: Final = bytes(re.match(rb"[\w+/-]", bytes([one])) is not None for one in range(256))
+_LEAST_RUN: Final = b"\1" * 20
 _MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"([^"]*)"').finditer
 """What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
 _UNSURE: Final = re.compile(rb'serialized[^"]{0,8}"(?!\s{0,99}:\s{0,99}[\d\-tfn\[{])').search
@@ -96,7 +98,7 @@ def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int,
         block = source.read(at, min(_BLOCK, source.nbytes - at))
         found = _unescaped(block) if b"\\" in block else block
         marked = _MARKED(found) if is_json and b"serialized" in found else ()
-        for text in (*(_BASE64 if is_json else _RUN)(found), *marked):
+        for text in (*(_BASE64 if is_json else _runs)(found), *marked):
             for plain in {text[1], text[1].translate(_URL_SAFE)}:
                 data = plain.translate(None, _OTHERS)
                 if may_hold_pickles(decoded := a2b_base64(data[: len(data) - (len(data) % 4 == 1)] + b"==")):
@@ -108,6 +110,14 @@ def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int,
         if last == 0:
             raise LimitExceeded(f"a text in it of more than {_BLOCK:,} bytes, which may be base64")
         at += last if last > 0 else len(block)
+
+
+def _runs(block: bytes) -> Iterator[re.Match[bytes]]:
+    """Yield the runs of characters of base64: those of 20 and more are found far faster than they are matched."""
+    marks, at = block.translate(_IN_RUNS), 0
+    while (at := marks.find(_LEAST_RUN, at)) >= 0 and (found := _RUN(block, at)):
+        yield found
+        at = found.end()
 
 
 def _unescaped(block: bytes) -> bytes:

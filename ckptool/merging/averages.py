@@ -12,7 +12,7 @@ from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.merging.adapters import END, refused
-from ckptool.messages import counted, some
+from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import Changes
 from ckptool.names.renaming import Filter
@@ -101,10 +101,10 @@ class AverageMerge:
             if lacking or more:
                 facts = [f"it does not have {some(lacking)}"] * bool(lacking) + [f"it has {some(more)}"] * bool(more)
                 hint = "Leave them out of all with `exclude=`, or change names first."
-                raise _refused(other, f"{', and '.join(facts)}, unlike {first.path!r}", hint)
+                raise _refused(other, f"{', and '.join(facts)}, unlike {as_path(first.path)}", hint)
             every.append(tensors)
         paths = [one.path for one in (first, *self._others)]
-        said = " + ".join(f"{share:.4g} of {path!r}" for share, path in zip(self._shares, paths, strict=True))
+        said = " + ".join(f"{share:.4g} of {as_path(path)}" for share, path in zip(self._shares, paths, strict=True))
         made: dict[object, _Average] = {}
         changed = dict(weights.tensors)
         for new, old in weights.old_names.items():
@@ -119,7 +119,7 @@ class AverageMerge:
         if any(map(END.search, every[0])):
             self._notes.append("these are halves of products (LoRA): their mean is not that of what adapters add")
         if any(old.endswith(_COUNTS) for old in every[0]):
-            self._notes.append(f"{_COUNTS!r} is that of {first.path!r}")
+            self._notes.append(f"{_COUNTS!r} is that of {as_path(first.path)}")
         self._made = list(made.values())
         return weights._replace(tensors=changed), self._made
 

@@ -15,7 +15,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties_embedding
 from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refuse_no_floats, refused
-from ckptool.messages import counted, some
+from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import Memory, memory_of
 from ckptool.names.missing import by_likeness
 from ckptool.tensors.made import MadeWeight
@@ -43,10 +43,10 @@ class _Change(NamedTuple):
     @property
     def said(self) -> str:
         if self.pair is None:
-            return f"that of {self.adapter.checkpoint.path!r} in its place"
+            return f"that of {as_path(self.adapter.checkpoint.path)} in its place"
         kind = "DoRA" if self.pair.magnitude is not None else "LoRA"
         added = f"added{' to its own weight' if self.saved is not None else ''}, of rank {self.parts[0].shape[0]}"
-        return f"{kind} of {self.adapter.checkpoint.path!r} {added}, times {self.scale:g}"
+        return f"{kind} of {as_path(self.adapter.checkpoint.path)} {added}, times {self.scale:g}"
 
     @property
     def is_alone(self) -> bool:
@@ -125,9 +125,9 @@ class LoraMerge:
                 adapter.checkpoint.path,
                 [one.what for one in adapter.checkpoint.remarks if one.code in _LACKS],
             )
-            facts = [f"{path!r}: {fact}" for fact in lacks]
+            facts = [f"{as_path(path)}: {fact}" for fact in lacks]
             if adapter.has_no_alpha:
-                facts.append(f"nothing says the alpha of {path!r}: it is taken to be the rank")
+                facts.append(f"nothing says the alpha of {as_path(path)}: it is taken to be the rank")
             self.notes += facts
             self.assumed += facts
         made: dict[object, _Merged] = {}
@@ -166,9 +166,8 @@ class LoraMerge:
             hint += f" {_PLAIN_FIRST}" if quantised is not None and quantised.bound else ""
             raise refused(adapter.checkpoint, fact, hint)
         if left:
-            self.notes.append(
-                f"{len(left):,} parts of {adapter.checkpoint.path!r} fit no weight, and are left out: {some(left)}"
-            )
+            path = as_path(adapter.checkpoint.path)
+            self.notes.append(f"{len(left):,} parts of {path} fit no weight, and are left out: {some(left)}")
         return found
 
 

@@ -16,7 +16,7 @@ from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, r
 from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare, refuse_archive
 from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound, about
 from ckptool.formats import open_checkpoint
-from ckptool.messages import some
+from ckptool.messages import as_path, some
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
@@ -171,9 +171,9 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
     way, *others = ways_to(checkpoint, weights, wanted, {**said, **changes.recipe_arguments})
     if others or not way.fits:
         ways = [one.options for one in (way, *others)]
-        fact = f"more than one way leads to the names of {other.path!r}: {some(ways)}"
+        fact = f"more than one way leads to the names of {as_path(other.path)}: {some(ways)}"
         if not way.fits:
-            fact = f"no known way leads to the names of {other.path!r}: with {way.options}, {way.left}"
+            fact = f"no known way leads to the names of {as_path(other.path)}: with {way.options}, {way.left}"
         hint = "Say which; 'ckptool recipe list' lists the layouts that are known."
         raise MigrationRefused(fact, kind="not-alike", hint=hint)
     rules = tuple(change.rule for change in way.changes)
@@ -185,7 +185,7 @@ def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]
         recipe_arguments=way.numbers,
         like=None,
     )
-    return found, f"as {other.path!r} is: {way.options}"
+    return found, f"as {as_path(other.path)} is: {way.options}"
 
 
 def _put_in_place(

@@ -112,7 +112,10 @@ IN_TABLES = {
 def test_a_pickle_that_another_text_has_as_base64_is_looked_into(name: str, tmp_path: Path) -> None:
     place = written(tmp_path / "x", {"results.csv": IN_TABLES[name]})
     assert "CK205" in codes(place)
-    assert exit_code(place, "--fail-on", "system") == 1
+    for path in (place, place / "results.csv"):  # a file has one verdict
+        assert exit_code(path, "--fail-on", "system") == 1
+        assert exit_code(path, "-r", "--fail-on", "system") == 1
+    assert invoke(["scan", place, "--fail-on", "system", "--jobs", "1"]).exit_code == 1
 
 
 def two_tars(between: bytes = b"") -> bytes:

@@ -91,9 +91,16 @@ def test_every_checkpoint_below_has_one_line_and_the_sum_is_said(folder: Path) -
     paths = [FINE.name, CUT.name, *(f"below/{number}.pth" for number in range(6)), "gone.pth"]
     assert sorted(found) == sorted(str(folder / one) for one in paths)
     assert {one["error"]["kind"] for one in found.values() if one["error"]} == {"lfs-pointer", "missing"}
-    assert "9 checkpoints" in result.stderr
-    assert "7 fine, 2 not opened" in result.stderr
+    assert "8 checkpoints" in result.stderr
+    assert "7 fine, 1 not opened" in result.stderr
+    assert "not here     1 pointer" in result.stderr
     assert "passed over  1 file of other kinds" in result.stderr
+
+
+@pytest.mark.parametrize("gate", [[], ["--fail-on", "system"]])
+def test_a_file_that_was_not_fetched_is_counted_as_not_here(gate: list[str]) -> None:
+    found = json.loads(invoke(["scan", CUT, "--jobs", "1", "--summary", "--json", *gate]).stdout)
+    assert (found["not_here"], found["checkpoints"], found["severities"]) == (1, 0, {})
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

@@ -162,6 +162,12 @@ class Search:
         else:
             self._arrays(source, where)
 
+    def in_text(self, source: Source) -> None:
+        """Look at what a table, a log or another text has as base64."""
+        if holders.is_text(head := source.read(0, min(_HEAD, source.nbytes))) and not holders.is_json(head):
+            for at, data in holders.base64_texts(source, is_json=False):
+                self.inside(BytesSource(data), Place(nested_at=at))
+
     def inside(self, source: Source, where: Place) -> None:
         """Look at what lies in another source. What only begins like an archive is passed over."""
         if not self._affords(_COST + source.nbytes, where):
