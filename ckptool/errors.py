@@ -163,6 +163,11 @@ def reason_of(error: OSError) -> str:
     return found or (os.strerror(error.errno).lower() if error.errno else str(error))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what somebody else's error says, or its class if it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 class Failure(CkptoolError):
     """Every error but ``Cancelled``: for handlers that go on, and must not when the call was cancelled."""
 

@@ -19,7 +19,7 @@ from ckptool import __version__
 from ckptool.checking.scan import ENDED
 from ckptool.cli.options import LOCAL
 from ckptool.cli.pool import Batch, Event, Lost, Pool, Work
-from ckptool.errors import CkptoolError
+from ckptool.errors import CkptoolError, first_line
 from ckptool.sources.checksums import processors
 from ckptool.torch_ops.packages import needed
 
@@ -80,7 +80,7 @@ class OnRay(Pool):
         except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             self._ray.shutdown()
             where = "does not start" if self._address == LOCAL else f"cannot be used at {self._address}"
-            raise CkptoolError(f"Ray {where}: {_first_line(error)}", kind=_UNAVAILABLE) from error
+            raise CkptoolError(f"Ray {where}: {first_line(error)}", kind=_UNAVAILABLE) from error
         finally:
             os.chdir(here)
         # What it says of workers that ended goes to standard output, where results are.
@@ -149,11 +149,11 @@ class OnRay(Pool):
         except errors.RayTaskError as error:
             if isinstance(error.cause, CkptoolError):
                 raise error.cause from error
-            fact = f"Ray's workers cannot do this: {_first_line(error.cause)}"
+            fact = f"Ray's workers cannot do this: {first_line(error.cause)}"
             hint = "All nodes need this version of ckptool, with the packages that this takes."
             raise CkptoolError(fact, kind="ray-failed", hint=hint) from error
         except errors.RayError as error:
-            raise CkptoolError(f"Ray cannot do this: {_first_line(error)}", kind="ray-failed") from error
+            raise CkptoolError(f"Ray cannot do this: {first_line(error)}", kind="ray-failed") from error
 
 
 def _run(version: str, folder: str | None, work: Work[Any], items: Sequence[Any]) -> list[tuple[int, Any, bool]]:
@@ -173,7 +173,3 @@ def _run(version: str, folder: str | None, work: Work[Any], items: Sequence[Any]
     answers: list[tuple[int, Any, bool]] = []
     work(items, lambda number, answer, *, more=False: answers.append((number, answer, more)))
     return answers
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from ckptool.errors import UnsupportedFeature
+from ckptool.errors import UnsupportedFeature, first_line
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Call, Global, Inert
@@ -128,8 +128,9 @@ def pack(name: str, content: Any) -> Any:
     try:
         return _PACKERS[name](content)
     except Exception as error:  # whatever torch's code raises
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise UnsupportedFeature(f"packed weights of {name}: {reason}", kind="packed-weights") from error
+        raise UnsupportedFeature(
+            f"packed weights of {name}: {first_line(error)[:200]}", kind="packed-weights"
+        ) from error
 
 
 def _linear(content: Any) -> Any:

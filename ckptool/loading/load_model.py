@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ckptool.arguments import check_arguments
-from ckptool.errors import UnsafePickle, UnsupportedFeature
+from ckptool.errors import UnsafePickle, UnsupportedFeature, first_line
 from ckptool.formats import open_checkpoint
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
 from ckptool.migration.migrate import migrate
@@ -77,9 +77,8 @@ def _made(shown: str, make: Callable[[], Any]) -> torch.nn.Module:
     try:
         model = make()
     except Exception as error:  # code of the file's own raises what it likes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UnsupportedFeature(
-            f"cannot be unpickled here: {reason}",
+            f"cannot be unpickled here: {first_line(error)}",
             kind="class-missing",
             path=shown,
             hint="Import the module that defines its classes first, or take its weights with ckptool.load.",

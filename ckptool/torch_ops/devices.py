@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 import ckptool.system as system
-from ckptool.errors import MigrationRefused, MissingPackage
+from ckptool.errors import MigrationRefused, MissingPackage, first_line
 from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _failed_start(visible: str | None) -> CudaMissing:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = first_line(error)
     lowered = reason.lower()
     build = torch.version.cuda or torch.version.hip
     if "too old" in lowered:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.checkpoints.quantized_layouts import TYPES
-from ckptool.errors import MigrationRefused, OutputFailed
+from ckptool.errors import MigrationRefused, OutputFailed, first_line
 from ckptool.messages import counted, some
 from ckptool.names.matching import ANY_SHAPE, Shape
 from ckptool.tensors.reading import LazyTensor
@@ -81,8 +81,7 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
             with open(path, "wb") as stream:
                 torch.save(model, stream)
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise OutputFailed(f"torch cannot save the model: {reason}", kind="output-failed") from error
+            raise OutputFailed(f"torch cannot save the model: {first_line(error)}", kind="output-failed") from error
 
 
 def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> None:

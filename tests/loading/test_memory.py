@@ -282,6 +282,8 @@ def test_workers_share_one_copy_of_a_file(measured: dict[str, Any]) -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(LAYERS)))
     monkeypatch.setattr(assembly, "free_memory", lambda: WEIGHTS_NBYTES - 1)
     monkeypatch.setattr(torch, "empty", None)
 
@@ -292,6 +294,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
         assert (caught.value.needed, caught.value.actual) == (needed, WEIGHTS_NBYTES - 1)
         assert caught.value.path == str(checkpoint)
         assert "mmap=True" in str(caught.value.hint)
+    with pytest.raises(OutOfMemory):
+        ckptool.load_into(model, checkpoint, mmap=False)
+    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 def test_what_fits_just_so_is_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,16 +306,6 @@ def test_what_fits_just_so_is_loaded(checkpoint: Path, monkeypatch: pytest.Monke
     assert len(ckptool.load(checkpoint)) == LAYERS  # mapped pages can be dropped
     monkeypatch.setattr(assembly, "free_memory", lambda: None)  # nobody knows
     assert len(ckptool.load(checkpoint, mmap=False)) == LAYERS
-
-
-def test_a_model_is_not_touched_where_there_is_no_room(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "free_memory", lambda: 1000)
-    with torch.device("meta"):
-        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(LAYERS)))
-
-    with pytest.raises(OutOfMemory):
-        ckptool.load_into(model, checkpoint, mmap=False)
-    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 def test_prediction_reads_the_index_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

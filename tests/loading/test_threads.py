@@ -117,20 +117,6 @@ def test_many_threads_find_what_one_finds(files: list[Path]) -> None:
     assert resident_nbytes() - resident < 48 << 20
 
 
-@scaled
-def test_loading_again_and_again_takes_no_more_memory(files: list[Path]) -> None:
-    path = next(path for path in files if path.name == "nested.pth")
-    sizes = []
-    for _ in range(4):
-        for _ in range(times(5, 10)):
-            for mmap in (True, False):
-                ckptool.load(path, mmap=mmap)["fc1.weight"].add_(1)
-        sizes.append((descriptors(), resident_nbytes()))
-
-    assert len({files for files, _ in sizes}) == 1
-    assert sizes[-1][1] - sizes[0][1] < 8 << 20
-
-
 def test_tensors_outlive_the_file_that_was_replaced(tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     saved({"a": torch.arange(1 << 20).float()}, path)
@@ -143,45 +129,6 @@ def test_tensors_outlive_the_file_that_was_replaced(tmp_path: Path) -> None:
     assert ckptool.load(path)["a"].eq(0).all()
     path.unlink()
     assert found["a"][-1] == (1 << 20) - 1
-
-
-@scaled
-def test_files_that_are_replaced_meanwhile_are_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "x.pth"
-    versions = [saved({"a": torch.full((3000,), float(n)), "b": torch.full((7,), float(n))}) for n in range(2)]
-    path.write_bytes(versions[0])
-    stop = threading.Event()
-    found: list[Any] = []
-
-    def replace() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            (tmp_path / "new").write_bytes(versions[number % 2])
-            os.replace(tmp_path / "new", path)  # noqa: PTH105
-
-    def read() -> None:
-        for number in range(times(30, 60)):
-            try:
-                loaded = ckptool.load(path, mmap=bool(number % 2))
-            except ckptool.CkptoolError as error:
-                found.append(type(error))
-            else:
-                found.append({float(value) for tensor in loaded.values() for value in tensor.unique()})
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    replacing = threading.Thread(target=replace)
-    replacing.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stop.set()
-    replacing.join()
-
-    assert all(one in ({0.0}, {1.0}, ckptool.SourceChanged) for one in found)
-    assert {0.0} in found
-    assert {1.0} in found
 
 
 @pytest.mark.parametrize(

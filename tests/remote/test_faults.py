@@ -46,19 +46,6 @@ def ranges(count: int, seed: int) -> list[tuple[int, int]]:
     return [(start, chance.randrange(min(NBYTES - start, 1 << chance.randrange(19)) + 1)) for start in starts]
 
 
-def test_a_busy_server_that_cuts_answers_gives_the_right_bytes() -> None:
-    data, chance = noise(NBYTES), random.Random(1)
-    with serving({"/x": data}) as server:
-        server.busy = server.cut = lambda: chance.random() < 0.1
-        done = 0
-        while done < (1000 if scale.scale else 100):
-            source, _ = open_remote(f"{server.url}/x")
-            for start, nbytes in ranges(20, done):
-                assert source.read(start, nbytes) == data[start : start + nbytes]
-                done += 1
-            source.close()
-
-
 @pytest.mark.parametrize(("has_etag", "checks_tag"), [(True, True), (True, False), (False, False)])
 def test_a_file_that_changes_is_never_a_mixture(has_etag: bool, checks_tag: bool) -> None:
     old, new = noise(NBYTES, 2), noise(NBYTES + (not has_etag), 3)

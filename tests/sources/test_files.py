@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO
 import pytest
 
 import ckptool.system as system
-from ckptool import CkptoolError, FileUnavailable, LazyTensor, Source, SourceChanged, open_checkpoint
+from ckptool import CkptoolError, FileUnavailable, Source, SourceChanged, open_checkpoint
 from ckptool.sources import descriptors
 from ckptool.sources.files import FileSource, open_source
 from ckptool.sources.paths import directory_entries, exists
@@ -32,7 +31,7 @@ from tests import build
 from tests.each import each
 from tests.missing import on_windows, replace_open
 from tests.process import open_descriptors
-from tests.scale import exhaustive, times
+from tests.scale import exhaustive
 
 DATA = bytes(range(256)) * 4
 CHECKPOINT = build.torch_zip({"w": build.tensor(build.storage(numel=4096), (4096,))}, {"0": build.floats(4096)})
@@ -523,42 +522,6 @@ def test_closing_from_two_threads_closes_one_descriptor(path: Path, monkeypatch:
     monkeypatch.undo()
     assert closed == answers == [number]
     real(number)
-
-
-def test_a_checkpoint_that_is_closed_while_threads_read_gives_its_own_bytes_or_an_error(tmp_path: Path) -> None:
-    count, rounds, readers = 50_000, times(8, 1_000), times(6, 32)
-    for name in "ab":
-        tree = {"w": build.tensor(build.storage(numel=count, dtype="ByteStorage"), (count,))}
-        (tmp_path / f"{name}.pth").write_bytes(build.torch_zip(tree, {"0": name.encode() * count}))
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    wrong: list[bytes] = []
-    try:
-        for number in range(rounds):
-            checkpoint, go = open_checkpoint(tmp_path / "a.pth"), threading.Event()
-
-            def read(tensor: LazyTensor = checkpoint.tensors["w"], go: threading.Event = go) -> None:
-                go.wait()
-                with suppress(ValueError, CkptoolError):
-                    for _ in range(6):
-                        found = tensor.read()
-                        wrong.extend([found[:4]] if found.count(b"a") != count else [])
-
-            threads = [threading.Thread(target=read) for _ in range(readers)]
-            for thread in threads:
-                thread.start()
-            go.set()
-            for _ in range(number % 7):
-                time.sleep(0)
-            checkpoint.close()
-            others = [open_checkpoint(tmp_path / "b.pth") for _ in range(3)]
-            for thread in threads:
-                thread.join()
-            for other in others:
-                other.close()
-    finally:
-        sys.setswitchinterval(switch)
-    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", ["path", "stream", "bytes"])

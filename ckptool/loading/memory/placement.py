@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ckptool.errors import DeviceUnavailable, MalformedFile, MigrationRefused, UnsupportedFeature
+from ckptool.errors import DeviceUnavailable, MalformedFile, MigrationRefused, UnsupportedFeature, first_line
 from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.tensors.tensor import SPARSE_PARTS, TensorInfo
 from ckptool.torch_ops.devices import cuda_missing, device_there
@@ -91,7 +91,7 @@ def available(device: str | torch.device) -> torch.device:
         return torch.empty(0, device=wanted).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         # torch goes on with a list of all that it was built for.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+        reason = first_line(error).partition(". ")[0]
         raise DeviceUnavailable(
             f"device '{wanted}' is not here: {reason}", hint="List the devices that are with 'ckptool devices'."
         ) from error
@@ -136,8 +136,7 @@ def special_tensor(
             hint="Load it to the CPU, or leave it out.",
         ) from error
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise MalformedFile(f"tensor {name!r}: {reason}", kind="malformed-tensor") from error
+        raise MalformedFile(f"tensor {name!r}: {first_line(error)}", kind="malformed-tensor") from error
 
 
 def _sparse(info: TensorInfo, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
