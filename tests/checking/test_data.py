@@ -473,6 +473,16 @@ NO_SOUND_TARS = {
     ),
     "an extended name with a slash": tar_member("p", b"18 path=storages/\n", b"x")
     + tar_member("f", stored(pickled(1))),
+    "an extended header whose first line is of no key": (
+        tar_member("m.pt", torch_zip({"w": tensor(storage())}, {"0": floats()}))
+        + tar_member("p", b"5 =x\n10 path=m\n", b"x")
+        + tar_member("storages", b"K\1.(K\1Vcpu\n" + FLOAT + b"t." + pack("<q", 4) + floats() + RUNS + b".")
+    ),
+    "a table for those who take no name for none": (
+        tar_member("m.pt", torch_zip({"w": tensor(storage())}, {"0": floats()}))
+        + tar_member("l", b"\0", b"L")
+        + tar_member("storages", pickled(0) + pickled([]))
+    ),
     "a header of Solaris": tar_member("p", b"17 path=storages\n", b"X") + tar_member("foo", stored(pickled(1))),
     "a link to a table": tar_member("foo", stored(pickled(1))) + tar_member("storages", b"", b"1", linkname="foo"),
     "a sparse file with a long list": SOUND_TAR[:-1024] + tar_member("s", bytes(512), b"S", put={482: b"\1"}),
