@@ -630,6 +630,13 @@ def flatbuffer_in_a_pickle() -> bytes:
     return b"\x8c\x40" + text + b"0(B" + pack("<I", len(data)) + data + b"l."
 
 
+def pickle_in_safetensors(before: bytes) -> bytes:
+    """Return safetensors whose first byte begins a pickle: its header is two texts, and the tensor goes on with it."""
+    data = b"\n" + before + RUN_BEHIND
+    text = b'{"__metadata__":{"a":"%s"},"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
+    return pack("<Q", 0x2858) + (text % (b"V" * 40, len(data), len(data))).ljust(0x2858) + data
+
+
 XZ, ALONE = (partial(lzma.compress, format=kind) for kind in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE))
 RUN_BY_SOME = {
     "zlib of ascii": lambda: of_ascii(RUN_BEHIND),
@@ -663,6 +670,9 @@ RUN_BY_SOME = {
     "an array behind padding": array_behind_padding,
     "a pickle behind zlib": lambda: zlib.compress(pickled({"a": 1})) + RUN_BEHIND,
     "a pickle behind bzip2": lambda: bz2.compress(pickled({"a": 1})) + RUN_BEHIND,
+    "a number that is long in safetensors": lambda: pickle_in_safetensors(b"\x8b" + pack("<i", 2000) + bytes(2000)),
+    "a number of many digits in safetensors": lambda: pickle_in_safetensors(b"L" + b"1" * 2000 + b"L\n"),
+    "marks in safetensors": lambda: pickle_in_safetensors(b"(" * 1_000_000),
     "native code in a zip of torch": lambda: torch_zip(
         {"a": 1}, members={"archive/data/aotinductor/model/x.wrapper.so": b"\x7fELF"}
     ),
@@ -682,6 +692,8 @@ def test_what_only_some_loader_unpacks_or_finds_is_not_called_data(kind: str, na
 def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(tmp_path: Path) -> None:
     assert of_ascii(RUN_BEHIND)[:4096].isascii()
     assert zlib.decompress(of_ascii(RUN_BEHIND)) == RUN_BEHIND
+    for kind in (one for one in RUN_BY_SOME if one.endswith("in safetensors")):
+        assert pickle.loads(RUN_BY_SOME[kind]()) == os.getpid()
     for kind in (one for one in RUN_BY_SOME if one.startswith(("lzma behind xz", "lzma behind nothing", "lzma of"))):
         with lzma.open(io.BytesIO(RUN_BY_SOME[kind]())) as found:
             assert found.read() == RUN_BEHIND
