@@ -15,6 +15,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -24,6 +25,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckptool import check, load
 from ckptool.fleet import row
@@ -44,6 +47,7 @@ from tests.build import (
     zip_file,
 )
 from tests.each import each
+from tests.formats import dcp_folder
 from tests.program import invoke
 from tests.scale import in_turn
 
@@ -775,6 +779,34 @@ def test_bytes_behind_the_parts_of_a_folder_are_no_data(name: str, tmp_path: Pat
     with (folder / name).open("ab") as file:
         file.write(b"x")
     assert check(folder).grade == "code"
+
+
+class Runs:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getpid, ()
+
+
+LOST: dict[str, Callable[[bytes, _StorageInfo], tuple[bytes, _StorageInfo]]] = {
+    "as it is": lambda data, place: (data, place),
+    "one byte too long": lambda data, place: (data, replace(place, length=place.length + 1)),
+    "a zip whose headers differ": lambda data, place: (data[:14] + b"diff" + data[18:], place),
+}
+
+
+@each("change", LOST)
+def test_a_value_that_its_loader_reads_and_ckptool_cannot_is_no_data(change: str, tmp_path: Path) -> None:
+    writer = dcp_folder.Writer(tmp_path / "dcp")
+    writer.tensor("w", torch.ones(2))
+    writer.value("x", Runs(), "values.distcp")
+    (index,) = (one for one in writer.metadata.storage_data if one.fqn == "x")
+    file = writer.folder / "values.distcp"
+    data, place = LOST[change](file.read_bytes(), writer.metadata.storage_data[index])
+    file.write_bytes(data)
+    writer.metadata.storage_data[index] = place
+    dcp_to_torch_save(writer.close(), tmp_path / "loaded.pt")
+    assert torch.load(tmp_path / "loaded.pt")["x"] == os.getpid()
+    assert check(writer.folder).grade != "data"
+    assert row(str(writer.folder))["grade"] != "data"
 
 
 @each("first", [pickled({"a": 1}), legacy({"a": 1}), *HONEST.values()])
