@@ -129,7 +129,7 @@ def _members(source: Source) -> Iterator[_Member | int]:
                 raise MalformedFile(f"a second tar name at byte {payload:,}", kind="malformed-tar", offset=payload)
             override |= found
             continue
-        name = override.get("path") or _name(header)
+        name = override.get("path", _name(header))
         _check_for_all_readers(header, name, max(nbytes, said), at)
         yield _Member(name, kind, payload, nbytes, "sparse" in override or kind == b"S")
         override = {}
@@ -143,6 +143,8 @@ def _check_for_all_readers(header: bytes, name: str, nbytes: int, position: int)
     if nbytes and kind in _NO_FILES:
         raise _ambiguous("a link, device or folder with a size", position)
     is_folder = name.endswith("/") or (kind == b"\0" and _text(header[:100]).endswith("/"))
+    if not name:  # some take it for none, and the one in the header
+        raise _ambiguous("a member without a name", position)
     if nbytes and kind in _FILES and is_folder:
         raise _ambiguous(f"{name!r} is a file with the name of a folder", position)
 
@@ -204,7 +206,7 @@ def _pax(records: bytes, offset: int) -> dict[str, str]:
         length, _, _ = records[position : position + 20].partition(b" ")
         stop = position + int(length) if length.isdigit() else 0
         line = records[position + len(length) + 1 : stop - 1]
-        if stop <= position + len(length) or records[stop - 1 : stop] != b"\n" or b"=" not in line:
+        if stop <= position + len(length) or records[stop - 1 : stop] != b"\n" or line.find(b"=") < 1:
             at = offset + position
             raise MalformedFile(f"malformed tar header at byte {at:,}", kind="malformed-tar", offset=at)
         key, _, value = line.partition(b"=")

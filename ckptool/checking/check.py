@@ -347,6 +347,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     seen = survey if beside is None else beside.with_others(survey)
     # Loaders may read what was refused here, so what it would run is not known.
     unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
+    unread += (f"{name}: an item that cannot be read" for name in checkpoint.lost)
     if checkpoint.beside:
         from ckptool.checking import folder_files
 

@@ -123,6 +123,9 @@ def _read_configs(
             if info is not None:
                 tensors[name] = info
         yield "" if len(configs) == 1 else config[len(place) : -len(suffix)], tensors
+    for one in storages:
+        if one in pickled or one.endswith(".pt") or any(map(one.__contains__, _OBJECTS)):
+            raise AmbiguousFile(f"record {one!r} is a tensor, and torch unpickles it as well", kind="ambiguous-pt2")
 
 
 def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:

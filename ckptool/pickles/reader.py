@@ -363,8 +363,7 @@ def _decimal(machine: Machine, digits: bytes) -> Inert:
     digits = digits.strip()
     if not re.fullmatch(_INTEGER, digits):
         raise machine.malformed(f"not a number: {len(digits):,} characters")
-    _refuse_huge(machine, len(digits), "digits")
-    return int(digits)
+    return int(digits) if len(digits) <= _MAX_INT_NBYTES else _huge(machine, len(digits), "digits")
 
 
 def _memo_index(machine: Machine) -> Inert:
@@ -382,23 +381,23 @@ def op_long4(machine: Machine) -> None:
     nbytes = _I32(machine.data, machine.pos)[0]
     if nbytes < 0:
         raise machine.malformed(f"a number of {nbytes:,} bytes")
-    _refuse_huge(machine, nbytes, "bytes")
-    machine.push(_little_endian(machine.take(machine.pos + 4, nbytes)))
+    if nbytes > _MAX_INT_NBYTES and not machine.is_patient:
+        _huge(machine, nbytes, "bytes")
+    digits = machine.take(machine.pos + 4, nbytes)
+    machine.push(_little_endian(digits) if nbytes <= _MAX_INT_NBYTES else _huge(machine, nbytes, "bytes"))
 
 
 def _little_endian(digits: bytes) -> int:
     return int.from_bytes(digits, "little", signed=True)
 
 
-def _refuse_huge(machine: Machine, count: int, unit: str) -> None:
-    """Refuse numbers as nothing counts that far: to read one as text or to print it takes quadratic time."""
-    if count > _MAX_INT_NBYTES:
-        raise LimitExceeded(
-            f"a number of {count:,} {unit} at byte {machine.base + machine.opcode:,}; {_MAX_INT_NBYTES:,} are allowed",
-            offset=machine.base + machine.opcode,
-            needed=count,
-            actual=_MAX_INT_NBYTES,
-        )
+def _huge(machine: Machine, count: int, unit: str) -> Inert:
+    """Refuse a number as nothing counts that far: to read one as text or to print it takes quadratic time."""
+    what, offset = f"a number of {count:,} {unit}", machine.base + machine.opcode
+    if machine.is_patient:  # Python goes on
+        return _unknown(machine, what)
+    fact = f"{what} at byte {offset:,}; {_MAX_INT_NBYTES:,} are allowed"
+    raise LimitExceeded(fact, offset=offset, needed=count, actual=_MAX_INT_NBYTES)
 
 
 def op_string(machine: Machine) -> None:

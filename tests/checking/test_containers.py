@@ -188,6 +188,27 @@ def test_every_pickle_of_an_exported_program_is_looked_at() -> None:
         assert name in dict(alarms(check(zip_file(sound | {"x/data/" + name: b"\x80\x02c"}))))["CK114"]
 
 
+TWICE = {
+    "one that two entries speak of": ("weights", "weight_0", [False, True]),
+    "the same the other way round": ("weights", "weight_0", [True, False]),
+    "one of the constants": ("constants", "tensor_0", [False, True]),
+    "weights as they were written before": ("weights", "model.pt", [False]),
+    "constants as they were": ("constants", "model.pt", [False]),
+    "weights of an old name": ("weights", "serialized_state_dict.pt", [False]),
+}
+
+
+@each("name", TWICE)
+def test_a_tensor_of_an_exported_program_that_is_unpickled_as_well_is_no_data(name: str) -> None:
+    kind, record, uses = TWICE[name]
+    evil = torch_zip({"x": SYSTEM})
+    meta = {"dtype": 1, "sizes": [{"as_int": len(evil)}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+    entries = {str(use): {"path_name": record, "use_pickle": use, "tensor_meta": meta} for use in uses}
+    members = {"x/archive_format": b"pt2", "x/data/weights/model_weights_config.json": b'{"config": {}}'}
+    members |= {f"x/data/{kind}/model_{kind}_config.json": json.dumps({"config": entries}).encode()}
+    assert check(zip_file({**members, f"x/data/{kind}/{record}": evil})).grade in ("code", "system")
+
+
 @pytest.mark.parametrize(
     "head", [b"\x1f\x9d", b"\x1f\x8b\x08\0", b"PK\3\4", b"\x04\x22\x4d\x18", b"\x80\x02cfoo\nbar\n(S'ls'\ntR."]
 )

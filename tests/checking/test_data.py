@@ -15,6 +15,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -24,6 +25,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckptool import check, load
 from ckptool.fleet import row
@@ -44,6 +47,7 @@ from tests.build import (
     zip_file,
 )
 from tests.each import each
+from tests.formats import dcp_folder
 from tests.program import invoke
 from tests.scale import in_turn
 
@@ -473,6 +477,16 @@ NO_SOUND_TARS = {
     ),
     "an extended name with a slash": tar_member("p", b"18 path=storages/\n", b"x")
     + tar_member("f", stored(pickled(1))),
+    "an extended header whose first line is of no key": (
+        tar_member("m.pt", torch_zip({"w": tensor(storage())}, {"0": floats()}))
+        + tar_member("p", b"5 =x\n10 path=m\n", b"x")
+        + tar_member("storages", b"K\1.(K\1Vcpu\n" + FLOAT + b"t." + pack("<q", 4) + floats() + RUNS + b".")
+    ),
+    "a table for those who take no name for none": (
+        tar_member("m.pt", torch_zip({"w": tensor(storage())}, {"0": floats()}))
+        + tar_member("l", b"\0", b"L")
+        + tar_member("storages", pickled(0) + pickled([]))
+    ),
     "a header of Solaris": tar_member("p", b"17 path=storages\n", b"X") + tar_member("foo", stored(pickled(1))),
     "a link to a table": tar_member("foo", stored(pickled(1))) + tar_member("storages", b"", b"1", linkname="foo"),
     "a sparse file with a long list": SOUND_TAR[:-1024] + tar_member("s", bytes(512), b"S", put={482: b"\1"}),
@@ -620,6 +634,13 @@ def flatbuffer_in_a_pickle() -> bytes:
     return b"\x8c\x40" + text + b"0(B" + pack("<I", len(data)) + data + b"l."
 
 
+def pickle_in_safetensors(before: bytes) -> bytes:
+    """Return safetensors whose first byte begins a pickle: its header is two texts, and the tensor goes on with it."""
+    data = b"\n" + before + RUN_BEHIND
+    text = b'{"__metadata__":{"a":"%s"},"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
+    return pack("<Q", 0x2858) + (text % (b"V" * 40, len(data), len(data))).ljust(0x2858) + data
+
+
 XZ, ALONE = (partial(lzma.compress, format=kind) for kind in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE))
 RUN_BY_SOME = {
     "zlib of ascii": lambda: of_ascii(RUN_BEHIND),
@@ -653,6 +674,9 @@ RUN_BY_SOME = {
     "an array behind padding": array_behind_padding,
     "a pickle behind zlib": lambda: zlib.compress(pickled({"a": 1})) + RUN_BEHIND,
     "a pickle behind bzip2": lambda: bz2.compress(pickled({"a": 1})) + RUN_BEHIND,
+    "a number that is long in safetensors": lambda: pickle_in_safetensors(b"\x8b" + pack("<i", 2000) + bytes(2000)),
+    "a number of many digits in safetensors": lambda: pickle_in_safetensors(b"L" + b"1" * 2000 + b"L\n"),
+    "marks in safetensors": lambda: pickle_in_safetensors(b"(" * 1_000_000),
     "native code in a zip of torch": lambda: torch_zip(
         {"a": 1}, members={"archive/data/aotinductor/model/x.wrapper.so": b"\x7fELF"}
     ),
@@ -672,6 +696,8 @@ def test_what_only_some_loader_unpacks_or_finds_is_not_called_data(kind: str, na
 def test_the_bytes_of_what_only_some_loader_unpacks_are_what_that_loader_reads(tmp_path: Path) -> None:
     assert of_ascii(RUN_BEHIND)[:4096].isascii()
     assert zlib.decompress(of_ascii(RUN_BEHIND)) == RUN_BEHIND
+    for kind in (one for one in RUN_BY_SOME if one.endswith("in safetensors")):
+        assert pickle.loads(RUN_BY_SOME[kind]()) == os.getpid()
     for kind in (one for one in RUN_BY_SOME if one.startswith(("lzma behind xz", "lzma behind nothing", "lzma of"))):
         with lzma.open(io.BytesIO(RUN_BY_SOME[kind]())) as found:
             assert found.read() == RUN_BEHIND
@@ -753,6 +779,34 @@ def test_bytes_behind_the_parts_of_a_folder_are_no_data(name: str, tmp_path: Pat
     with (folder / name).open("ab") as file:
         file.write(b"x")
     assert check(folder).grade == "code"
+
+
+class Runs:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getpid, ()
+
+
+LOST: dict[str, Callable[[bytes, _StorageInfo], tuple[bytes, _StorageInfo]]] = {
+    "as it is": lambda data, place: (data, place),
+    "one byte too long": lambda data, place: (data, replace(place, length=place.length + 1)),
+    "a zip whose headers differ": lambda data, place: (data[:14] + b"diff" + data[18:], place),
+}
+
+
+@each("change", LOST)
+def test_a_value_that_its_loader_reads_and_ckptool_cannot_is_no_data(change: str, tmp_path: Path) -> None:
+    writer = dcp_folder.Writer(tmp_path / "dcp")
+    writer.tensor("w", torch.ones(2))
+    writer.value("x", Runs(), "values.distcp")
+    (index,) = (one for one in writer.metadata.storage_data if one.fqn == "x")
+    file = writer.folder / "values.distcp"
+    data, place = LOST[change](file.read_bytes(), writer.metadata.storage_data[index])
+    file.write_bytes(data)
+    writer.metadata.storage_data[index] = place
+    dcp_to_torch_save(writer.close(), tmp_path / "loaded.pt")
+    assert torch.load(tmp_path / "loaded.pt")["x"] == os.getpid()
+    assert check(writer.folder).grade != "data"
+    assert row(str(writer.folder))["grade"] != "data"
 
 
 @each("first", [pickled({"a": 1}), legacy({"a": 1}), *HONEST.values()])

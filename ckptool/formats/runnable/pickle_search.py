@@ -422,6 +422,8 @@ class Search:
             is_alarm = verdict.grade == "system" and verdict.how != "refers" and is_known(verdict.name)
             if offset >= first and is_act and (is_alarm or not first):
                 self._note(verdict, where, offset)
+        if pickle.is_over_limit:
+            self.miss(f"{where}: {pickle.broken}")
 
     def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0, *, is_sure: bool = False) -> None:
         """Look at the pickles that a source begins with, if it does."""

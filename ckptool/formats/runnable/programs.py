@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from math import inf
+from math import inf, prod
 from typing import Any, Final, TypeAlias
 
 from ckptool.errors import Failure, LimitExceeded
@@ -292,10 +292,14 @@ _FUNCTIONS: Final = words(
     " IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt RoundDecimal ToFloat Identity max min abs round int float"
     " bool"
 )
-_POWERS: Final = words("Pow PowByNatural FloatPow LShift exp sinh cosh")
+_POWERS: Final = words("Pow PowByNatural FloatPow LShift exp sinh cosh sqrt")
+_PRODUCTS: Final = words("Mul Mult Div Mod PythonMod FloorDiv CleanDiv CeilDiv ModularIndexing IntTrueDiv FloatTrueDiv")
 _NUMBERS: Final = words("Integer Rational Float")
-_LARGEST_POWER: Final = 1 << 12
-"""Numbers with more digits than such an exponent makes could take sympy for ever."""
+_LARGEST: Final = 1 << 128
+_LARGEST_POWER: Final = 64
+"""Also the bits that a number has at most which is no integer."""
+_MOST_TERMS: Final = 1 << 10
+"""sympy could take for ever for larger numbers, or for more terms."""
 _OF_TORCH: Final = ("OpaqueUnaryFn_", "BitwiseFn_")
 """How names of other functions begin, of which torch makes a class for each."""
 _METHODS: Final = words("size stride storage_offset dim numel ndimension is_integer bit_length")
@@ -386,37 +390,40 @@ def _reckons(text: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     is_sound = all(_is_of_formula(one, parent) for parent in ast.walk(tree) for one in ast.iter_child_nodes(parent))
-    return is_sound and _largest_power(tree) <= _LARGEST_POWER
+    return is_sound and _terms(tree) <= _MOST_TERMS
 
 
-def _largest_power(tree: ast.AST) -> float:
-    """Return the exponents of a formula, multiplied as if each power were in the next, but for powers of symbols."""
-    product = largest = 1.0
-    for node in ast.walk(tree):
-        parts: list[ast.expr] = []
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
-            parts = [node.left, node.right]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _POWERS:
-            parts = node.args
-        if not parts:
-            continue
-        exponent = _size(parts[-1])
-        if isinstance(parts[0], ast.Name) or (
-            isinstance(parts[0], ast.Call) and ast.unparse(parts[0].func) == "Symbol"
-        ):
-            largest = max(largest, exponent)
-        else:
-            product *= max(1.0, exponent)
-    return max(largest, product)
+def _terms(tree: ast.AST) -> float:
+    """Return how many terms a formula has at most once it is multiplied out; without end if a number is too large."""
+    found: dict[int, float] = {}
+    for node in reversed(list(ast.walk(tree))):  # what lies inside comes first
+        func = getattr(node, "func", None)
+        name = func.id if isinstance(func, ast.Name) else type(getattr(node, "op", node)).__name__
+        parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr) and one is not func]
+        counts = [found[id(one)] for one in parts]
+        if name in _POWERS and parts:
+            exponent = 2 if name == "sqrt" else _size(parts[-1])
+            is_small = exponent <= _LARGEST_POWER and counts[0] <= _MOST_TERMS
+            counts = [(1 + counts[0]) ** exponent if is_small else inf]
+        elif name in _PRODUCTS:
+            counts = [prod(counts)]
+        elif name == "Float" or (isinstance(node, ast.Constant) and isinstance(node.value, int | float)):
+            counts = [1 if _size(node) < _LARGEST else inf]
+        found[id(node)] = max(1, sum(counts))
+    return max(found.values())
 
 
-def _size(node: ast.expr) -> float:
-    """Return how large a number is; without end for what has to be reckoned first."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NUMBERS and node.args:
-        node = node.args[0]
+def _size(node: ast.AST) -> float:
+    """Return how large a number is, or its precision; without end for what has to be reckoned first."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NUMBERS:
+        number, *precision = (*node.args, *(one.value for one in node.keywords))
+        return inf if any(_size(one) > _LARGEST_POWER for one in precision) else _size(number)
     if isinstance(node, ast.UnaryOp):
         node = node.operand
-    return abs(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else inf
+    try:
+        return abs(float(node.value)) if isinstance(node, ast.Constant) else inf  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return inf
 
 
 def _is_of_formula(node: ast.AST, parent: ast.AST) -> bool:
