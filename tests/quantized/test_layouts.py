@@ -144,7 +144,8 @@ def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> No
         assert invoke([*args, "--force", "--break-quantized"]).exit_code == 0
 
 
-@each("name", list(LAYOUTS)[::4])
+@scaled
+@each("name", list(LAYOUTS)[:: step(8, 4)])
 def test_what_cannot_be_left_out_cannot_get_a_name_of_its_own(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name].tensors()
     path, ends = tmp_path / "model.safetensors", [one.removeprefix("m.") for one in layout]
