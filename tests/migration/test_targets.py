@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import ckptool
-from tests.build import safetensors, zip_file
+from tests.build import index_of_shards, safetensors, zip_file
 from tests.each import each
 from tests.program import invoke
 
@@ -104,8 +103,7 @@ def test_an_archive_is_not_replaced_by_one_of_its_members(source: Path) -> None:
 
 
 def test_a_shard_is_not_replaced_by_what_is_made_of_all(source: Path) -> None:
-    index: dict[str, Any] = {"metadata": {}, "weight_map": {"w": "model.safetensors"}}
-    Path("m.safetensors.index.json").write_text(str(index).replace("'", '"'))
+    Path("m.safetensors.index.json").write_bytes(index_of_shards({"w": "model.safetensors"}))
 
     assert "Write to another file" in refused(source, "m.safetensors.index.json", "model.safetensors", "--force")
 

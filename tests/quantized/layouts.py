@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import ckptool
+from tests import build
 
 State = dict[str, Tensor]
 
@@ -48,6 +50,17 @@ def codes(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
 def said(path: Path) -> list[str]:
     """Return what is said of quantised weights."""
     return [one.message for one in ckptool.check(path).findings if one.code in ("CK506", "CK507")]
+
+
+def shards(folder: Path, *parts: State) -> list[Path]:
+    """Write shards with their index."""
+    folder.mkdir()
+    paths = [folder / f"model-0000{one + 1}-of-0000{len(parts)}.safetensors" for one in range(len(parts))]
+    for part, path in zip(parts, paths, strict=True):
+        save_file(part, path)
+    files = {name: path.name for part, path in zip(parts, paths, strict=True) for name in part}
+    (folder / "model.safetensors.index.json").write_bytes(build.index_of_shards(files))
+    return paths
 
 
 def bytes_of(*shape: int) -> Tensor:

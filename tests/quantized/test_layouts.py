@@ -18,7 +18,7 @@ from ckptool.fleet import row
 from tests.corpus.files import FOLDER, MARKS, ROWS
 from tests.each import each
 from tests.program import invoke
-from tests.quantized.layouts import LAYOUTS, Layout, State, fp8, said, whole
+from tests.quantized.layouts import LAYOUTS, Layout, State, fp8, said, shards, whole
 from tests.scale import in_turn, scaled, step
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -98,18 +98,15 @@ def test_every_form_refuses_a_cast(options: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_shards_and_folders_refuse_it_though_scales_are_in_another_file(tmp_path: Path) -> None:
-    tensors = {f"{one}.weight": fp8(8, 8) for one in "ab"}
-    tensors |= {f"{one}.weight_scale_inv": torch.ones(1, 1) for one in "ab"}
-    for number, end in enumerate(("weight", "weight_scale_inv"), 1):
-        some = {name: one for name, one in tensors.items() if name.endswith(f".{end}")}
-        save_file(some, tmp_path / f"model-0000{number}-of-00002.safetensors")
-    files = {name: f"model-0000{1 + name.endswith('inv')}-of-00002.safetensors" for name in tensors}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    (tmp_path / "out").mkdir()
+    parts = (
+        {"a.weight": fp8(8, 8), "b.weight": fp8(8, 8)},
+        {f"{one}.weight_scale_inv": torch.ones(1, 1) for one in "ab"},
+    )
+    folder = shards(tmp_path / "set", *parts)[0].parent
 
-    for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
+    for source in (folder, folder / "model.safetensors.index.json"):
         with pytest.raises(MigrationRefused, match="FP8"):
-            ckptool.migrate(source, tmp_path / "out" / "x.safetensors", dtype="bfloat16")
+            ckptool.migrate(source, tmp_path / "x.safetensors", dtype="bfloat16")
         with pytest.raises(UnsupportedFeature, match="FP8"):
             ckptool.load(source, dtype=torch.bfloat16)
 
@@ -147,7 +144,8 @@ def test_a_scale_does_not_go_without_its_weight(name: str, tmp_path: Path) -> No
         assert invoke([*args, "--force", "--break-quantized"]).exit_code == 0
 
 
-@each("name", list(LAYOUTS)[::4])
+@scaled
+@each("name", list(LAYOUTS)[:: step(8, 4)])
 def test_what_cannot_be_left_out_cannot_get_a_name_of_its_own(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name].tensors()
     path, ends = tmp_path / "model.safetensors", [one.removeprefix("m.") for one in layout]

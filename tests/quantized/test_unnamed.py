@@ -21,7 +21,7 @@ import ckptool
 from ckptool import MigrationRefused, UnsupportedFeature
 from tests.each import each
 from tests.program import invoke
-from tests.quantized.layouts import State, bits, codes, fp8, said, whole
+from tests.quantized.layouts import State, bits, codes, fp8, said, shards, whole
 from tests.scale import in_turn, scaled, step
 
 BIAS = {"fc.bias": torch.linspace(-1, 1, 64)}
@@ -358,17 +358,6 @@ def test_what_is_beside_a_net_of_8_bits_without_scales_is_another_net(tmp_path: 
 
     is_plain(tmp_path / "model.safetensors")
     assert said(tmp_path / "fp8-scaled.safetensors")[0].endswith("2 of 2 weights have a scale")
-
-
-def shards(folder: Path, *parts: State) -> list[Path]:
-    """Write shards with their index."""
-    folder.mkdir()
-    paths = [folder / f"model-0000{one + 1}-of-0000{len(parts)}.safetensors" for one in range(len(parts))]
-    for part, path in zip(parts, paths, strict=True):
-        save_file(part, path)
-    files = {name: path.name for part, path in zip(parts, paths, strict=True) for name in part}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    return paths
 
 
 @each(
