@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Final
 
 from ckptool.errors import MigrationRefused
 from ckptool.messages import some
 from ckptool.recipes.recipe import Number, Rule, Step
-from ckptool.tensors.pieces import Piece, in_pieces, joined, packed
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces, joined, packed
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable, row_major
 
@@ -126,16 +127,10 @@ def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes
     first = parts[0]
     if len(shape) > MAX_RANK or not is_countable(shape):
         raise _refused(first, f"{len(parts)} of them are more elements than a tensor can have")
-    pieces, begin = [], 0
-    for part, size in zip(parts, sizes, strict=True):
-        box = (*shape[:dim], size, *shape[dim + 1 :])
-        offsets = (*((0,) * dim), begin, *((0,) * (len(shape) - dim - 1)))
-        info = part.info._replace(shape=box, stride=_widened(part, dim)) if len(box) > len(part.shape) else part.info
-        pieces.append(Piece(offsets, box, part.name, partial(_same, info)))
-        begin += size
     storage = first.info.storage
     assert storage is not None  # plain saw it
     name = first.name if len(parts) == 1 else f"{first.name} and {len(parts) - 1} more"
+    pieces = partial(_pieces, parts, len(shape), dim, sizes)
     info = joined(name, shape, first.info.dtype, pieces, storage.source.cancellation)
     info = info._replace(location=first.info.location, requires_grad=first.info.requires_grad, kind=first.info.kind)
     if info.storage is not None:
@@ -143,13 +138,26 @@ def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes
     return LazyTensor(name, info)
 
 
+def _pieces(parts: Sequence[LazyTensor], rank: int, dim: int, sizes: Sequence[int]) -> list[Piece]:
+    """Return the pieces of parts that were joined: of a part that was joined itself, its own, whose bytes are runs."""
+    found = []
+    for part, begin in zip(parts, accumulate(sizes, initial=0), strict=False):
+        source = part.info.storage and part.info.storage.source
+        inner = [((0,) * len(part.shape), part.info)]
+        if isinstance(source, PiecesSource) and part.info.is_as_stored and source.shape == part.shape:
+            inner = [(one.offsets, source.info(index)) for index, one in enumerate(source.pieces)]
+        for offsets, info in inner:
+            if rank > len(part.shape):  # a dimension more, of one element
+                offsets = (*offsets[:dim], 0, *offsets[dim:])
+                sides = ((*side[:dim], 1, *side[dim:]) for side in (info.shape, info.stride))
+                info = info._replace(**dict(zip(("shape", "stride"), sides, strict=True)))
+            offsets = (*offsets[:dim], offsets[dim] + begin, *offsets[dim + 1 :])
+            found.append(Piece(offsets, info.shape, part.name, partial(_same, info)))
+    return found
+
+
 def _same(info: TensorInfo) -> TensorInfo:
     return info
-
-
-def _widened(part: LazyTensor, dim: int) -> tuple[int, ...]:
-    """Return the strides of a tensor with one more dimension, of one element."""
-    return (*part.info.stride[:dim], 1, *part.info.stride[dim:])
 
 
 def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], object]) -> None:
