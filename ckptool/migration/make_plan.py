@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare, refuse_archive
-from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound, about
-from ckptool.formats import open_checkpoint
-from ckptool.messages import some
+from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
     from ckptool.recipes.apply import Move
     from ckptool.recipes.find import AskedRecipe
+    from ckptool.recipes.like import Way
 
 
 Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[MadeWeight]]]
@@ -56,9 +55,13 @@ def make_plan(
     _refuse_slicing(changes)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
-    said: str | None = None
+    said, way = None, None
     if changes.like is not None:
-        changes, said = _like(checkpoint, changes, changes.like)
+        way = _way_like(checkpoint, changes, changes.like)
+        said = f"as {os.fspath(changes.like)!r} is: {way.options}"
+        rename = (*changes.rename, *(change.rule for change in way.changes))
+        like = None if way.is_renaming else changes.like
+        changes = changes._replace(rename=rename, exclude=(*changes.exclude, *way.exclude), like=like)
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
@@ -92,7 +95,9 @@ def make_plan(
             return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
-    recipe = asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
+    recipe: AskedRecipe | Way | None = way if changes.like is not None else None
+    if way is None:
+        recipe = asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
     plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
     if changes.cut is not None:
         from ckptool.migration.slices_plan import plan_slices  # few are cut
@@ -117,7 +122,7 @@ def make_plan(
 
 
 def _prepared(
-    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | None
+    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | Way | None
 ) -> tuple[Plan, Weights]:
     """Return the plan with the weights as they are to be written, and these."""
     try:
@@ -154,38 +159,15 @@ def _prepared(
     return replace(plan, names=names, weights=weights, made=made, moves=moves), weights
 
 
-def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> tuple[Changes, str]:
-    """Return changes with the renames and the recipe that give weights the names of another checkpoint; say which."""
-    from ckptool.recipes.find import settings_of  # few ask for it
-    from ckptool.recipes.like import ways_to
+def _way_like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> Way:
+    """Return the renames and recipes that give weights the names of another checkpoint."""
+    from ckptool.recipes.like import way_like  # few ask for it
 
     if changes.recipe is not None or changes.reverse:
         _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = _read(checkpoint, _name_changes(changes, Trials(checkpoint.source.cancellation))[0], [chosen])
-    weights = prepare(checkpoint, chosen, names, drop=changes.drop)
-    with open_checkpoint(like) as other, about(other.path):
-        tensors = prepare(other, choose(other, None, "auto"), NameChanges()).tensors
-        wanted = {name: tensor.shape for name, tensor in tensors.items()}
-        said = {} if settings_of(checkpoint) else settings_of(other)
-    way, *others = ways_to(checkpoint, weights, wanted, {**said, **changes.recipe_arguments})
-    if others or not way.fits:
-        ways = [one.options for one in (way, *others)]
-        fact = f"more than one way leads to the names of {other.path!r}: {some(ways)}"
-        if not way.fits:
-            fact = f"no known way leads to the names of {other.path!r}: with {way.options}, {way.left}"
-        hint = "Say which; 'ckptool recipe list' lists the layouts that are known."
-        raise MigrationRefused(fact, kind="not-alike", hint=hint)
-    rules = tuple(change.rule for change in way.changes)
-    found = changes._replace(
-        rename=(*changes.rename, *rules),
-        exclude=(*changes.exclude, *way.exclude),
-        recipe=way.recipe,
-        reverse=way.reverse,
-        recipe_arguments=way.numbers,
-        like=None,
-    )
-    return found, f"as {other.path!r} is: {way.options}"
+    return way_like(checkpoint, prepare(checkpoint, chosen, names, drop=changes.drop), like, changes.recipe_arguments)
 
 
 def _put_in_place(
@@ -238,7 +220,7 @@ def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[Stat
 def _picks(changes: Changes) -> bool:
     """Say whether certain weights were asked for."""
     picks = changes.key is not None or changes.weights != "auto" or changes.dequantize
-    return picks or changes.recipe is not None or bool(changes.join)
+    return picks or changes.recipe is not None or changes.like is not None or bool(changes.join)
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:

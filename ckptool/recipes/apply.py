@@ -8,7 +8,7 @@ missing, and a name that no rule takes are refused, by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, each
@@ -183,8 +183,9 @@ def _weights(
             others[name] = weights.others[sources[0]]
         else:
             tensors[name] = LazyTensor(name, one.info)
-        if one is not known:
-            made_of[name] = tuple(weights.old_names[source] for source in sources)
+        if one is not known or sources[0] in weights.made_of:
+            parts = (weights.made_of.get(source, (weights.old_names[source],)) for source in sources)
+            made_of[name] = tuple(chain.from_iterable(parts))
     return weights._replace(
         tensors=tensors,
         others=others,

@@ -149,8 +149,8 @@ def _pieces(parts: Sequence[LazyTensor], rank: int, dim: int, sizes: Sequence[in
         for offsets, info in inner:
             if rank > len(part.shape):  # a dimension more, of one element
                 offsets = (*offsets[:dim], 0, *offsets[dim:])
-                sides = ((*side[:dim], 1, *side[dim:]) for side in (info.shape, info.stride))
-                info = info._replace(**dict(zip(("shape", "stride"), sides, strict=True)))
+                shape, stride = ((*side[:dim], 1, *side[dim:]) for side in (info.shape, info.stride))
+                info = info._replace(shape=shape, stride=stride)
             offsets = (*offsets[:dim], offsets[dim] + begin, *offsets[dim + 1 :])
             found.append(Piece(offsets, info.shape, part.name, partial(_same, info)))
     return found
