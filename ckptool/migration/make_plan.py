@@ -55,10 +55,10 @@ def make_plan(
     _refuse_slicing(changes)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
-    said, way = None, None
+    notes, way = tuple[str, ...](), None
     if changes.like is not None:
         way = _way_like(checkpoint, changes, changes.like)
-        said = f"as {os.fspath(changes.like)!r} is: {way.options}"
+        notes = (f"as {os.fspath(changes.like)!r} is: {way.options}",)
         rename = (*changes.rename, *(change.rule for change in way.changes))
         like = None if way.is_renaming else changes.like
         changes = changes._replace(rename=rename, exclude=(*changes.exclude, *way.exclude), like=like)
@@ -74,7 +74,13 @@ def make_plan(
     casting = _casting(changes, trials)
     root, layout = archive_root(target), kept or Kept()
     plan = Plan(
-        form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept), like=said
+        form=form,
+        target=target,
+        location=changes.to,
+        names=names,
+        casting=casting,
+        keeps_layout=bool(kept),
+        notes=notes,
     )
     is_dict = checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
     is_whole_dcp = form == "dcp" and is_dict and not _picks(changes) and merge is None  # a state dict, as DCP saves it
@@ -145,8 +151,10 @@ def _prepared(
         weights, dense = make_dense(checkpoint, weights, changes.dtype, saturate=changes.saturate)
         made += dense
     moves: Sequence[Move] = ()
+    notes = plan.notes
     if recipe is not None:
-        weights, moves = recipe.applied(checkpoint, weights)
+        weights, moves, kept = recipe.applied(checkpoint, weights)
+        notes += kept
     if merge is not None:
         weights, merged = merge(checkpoint, weights)
         made += merged
@@ -156,7 +164,7 @@ def _prepared(
         weights = weights.without(weights.others)
     elif plan.form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    return replace(plan, names=names, weights=weights, made=made, moves=moves), weights
+    return replace(plan, names=names, weights=weights, made=made, moves=moves, notes=notes), weights
 
 
 def _way_like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> Way:

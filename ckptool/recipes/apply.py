@@ -38,6 +38,8 @@ class Applied(NamedTuple):
 
     weights: Weights
     moves: tuple[Move, ...]
+    notes: tuple[str, ...] = ()
+    """What it left as it was."""
 
 
 class _Taken(NamedTuple):
@@ -87,7 +89,8 @@ def apply_recipe(
             after = tuple((name, one.shape) for name, one in outcome if one is not None)
             moves.append(Move(group.rule.does, before, after))
     made.sort(key=lambda one: one[0])
-    return Applied(_weights(weights, made, dropped), tuple(moves))
+    kept = f"recipe {recipe.name!r} leaves {counted(len(rest), 'name')} alone: {some(rest)}" if rest else ""
+    return Applied(_weights(weights, made, dropped), tuple(moves), (kept,) if kept else ())
 
 
 def _sides_hint(recipe: Recipe) -> str | None:

@@ -83,11 +83,13 @@ class Way(NamedTuple):
 
     def applied(self, checkpoint: Checkpoint, weights: Weights) -> Applied:
         """Return weights, whose names are changed already, in the layout and with the names of the other checkpoint."""
-        moves = list[Move]()
+        moves, notes = list[Move](), list[str]()
         for step in self.steps:
-            weights, more = AskedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
-            moves += more
-        return Applied(_named(weights, {found: name for name, found in self.matched.pairs.items()}), tuple(moves))
+            weights, own, more = AskedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
+            moves += own
+            notes += more
+        named = _named(weights, {found: name for name, found in self.matched.pairs.items()})
+        return Applied(named, tuple(moves), tuple(notes))
 
     @property
     def options(self) -> str:
@@ -235,7 +237,7 @@ class _Stage(NamedTuple):
         weights = self.weights._replace(old_names={name: name for name in self.weights.names}, made_of={})
         steps = (*self.steps, step)
         try:
-            weights, moves = AskedRecipe(step.recipe, step.numbers).applied(self.checkpoint, weights)
+            weights, moves, _ = AskedRecipe(step.recipe, step.numbers).applied(self.checkpoint, weights)
         except MigrationRefused as error:
             if error.kind != "recipe-number" or step.recipe.keeps_rest:
                 return None

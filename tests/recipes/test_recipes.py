@@ -97,6 +97,14 @@ def test_what_is_tied_and_only_renamed_stays_tied(tmp_path: Path) -> None:
     assert found["of.a"].data_ptr() == found["of.b"].data_ptr()
 
 
+def test_what_a_recipe_leaves_alone_is_in_the_report(tmp_path: Path) -> None:
+    torch.save({"fc.weight": rows(2), **{f"layers.{i}.weight": rows(2) for i in range(9)}}, tmp_path / "in.pth")
+    recipe = written(tmp_path, 'rest = "keep"\n[[rule]]\nfrom = "fc.{x}"\nto = "head.{x}"\n')
+    report = ckptool.migrate(tmp_path / "in.pth", tmp_path / "out.safetensors", recipe=recipe)
+    said = "recipe 'own' leaves 9 names alone: layers.0.weight, layers.1.weight, layers.2.weight and 6 more"
+    assert said in report.notes
+
+
 def test_diff_compares_two_layouts(tmp_path: Path) -> None:
     recipe = written(tmp_path, '[[rule]]\nfrom = ["a", "b"]\nto = "ab"\nop = "concat"\ndim = 1\n')
     state = {"a": rows(2, 3), "b": rows(2, 3)}
