@@ -15,6 +15,7 @@ from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.messages import counted, some
+from ckptool.names.missing import by_likeness
 from ckptool.recipes.moves import moved
 from ckptool.recipes.recipe import Numbers, Recipe, Rule
 from ckptool.tensors.reading import LazyTensor
@@ -68,7 +69,7 @@ def apply_recipe(
         raise MigrationRefused(fact, kind="recipe-unmatched", hint=_sides_hint(recipe))
     if rest and not recipe.keeps_rest:
         fact = f"recipe {recipe.name!r} takes {len(weights.names) - len(rest):,} names, and not {some(rest)}"
-        raise MigrationRefused(fact, kind="recipe-rest", hint=_REST_HINT)
+        raise MigrationRefused(fact, kind="recipe-rest", hint=_idle_hint(recipe, groups, rest) + _REST_HINT)
     place = {name: number for number, name in enumerate(weights.names)}
     made: list[tuple[int, str, tuple[str, ...], LazyTensor | None]] = [(place[one], one, (one,), None) for one in rest]
     dropped: list[str] = []
@@ -93,10 +94,18 @@ def apply_recipe(
     return Applied(_weights(weights, made, dropped), tuple(moves), (kept,) if kept else ())
 
 
-def _sides_hint(recipe: Recipe) -> str | None:
-    if not all(recipe.sides):
-        return None
-    return f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way."
+def _sides_hint(recipe: Recipe) -> str:
+    names = some([str(rule.sources[0]) for rule in recipe.rules if rule.only != "back"], 2)
+    way = f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way. "
+    return f"{way if all(recipe.sides) else ''}The names are to be as in its rules: {names}."
+
+
+def _idle_hint(recipe: Recipe, groups: Sequence[_Taken], rest: Sequence[str]) -> str:
+    """Return which rule that takes nothing has the name that is most like one that is left."""
+    busy = {id(group.rule) for group in groups}
+    idle = [str(one) for rule in recipe.rules if id(rule) not in busy and not rule.only for one in rule.sources]
+    near = by_likeness(rest[0], idle)[:1]
+    return f"Is {near[0]!r} meant, which takes none? " if near else ""
 
 
 def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None) -> tuple[list[_Taken], list[str]]:
@@ -160,7 +169,8 @@ def _made(
         return
     if others := [name for column in columns for name in column if name not in weights.tensors]:
         raise MigrationRefused(f"{others[0]!r} is no tensor, and can only be renamed", kind="recipe-not-plain")
-    found = moved(rule, [[weights.tensors[name] for name in column] for column in columns], numbers.value)
+    tensors = [[LazyTensor(name, weights.tensors[name].info) for name in column] for column in columns]
+    found = moved(rule, tensors, numbers.value)
     for target, made in zip(rule.targets, found, strict=True):
         for number, tensor in zip(count(), made):
             own = bound | ({target.many: str(number)} if target.many else {})

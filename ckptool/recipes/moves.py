@@ -36,8 +36,12 @@ def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]
     """
     found = [[plain(one) for one in column] for column in columns]
     is_list = rule.sources[0].many is not None
-    for step in rule.steps:
-        found, is_list = _after(step, found, is_list, rule, value)
+    for number, step in enumerate(rule.steps, 1):
+        try:
+            found, is_list = _after(step, found, is_list, rule, value)
+        except MigrationRefused as error:
+            error.hint = error.hint or f"Look at step {number}, {str(step)!r}, of the rule {rule}."
+            raise
     return [[settled(one) for one in column] for column in found]
 
 

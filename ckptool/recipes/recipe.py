@@ -206,8 +206,10 @@ class Numbers:
         return found
 
     def _unknown(self, name: str) -> MigrationRefused:
-        fact = f"recipe {self._recipe.name!r} needs {name!r}, and no config.json beside the file says it"
-        return MigrationRefused(fact, kind="recipe-number", hint=f"Say it with `recipe_arguments=`, as {name}=32.")
+        lacking = some([repr(one) for one in self._recipe.numbers if one not in self._known] or [repr(name)], 8)
+        fact = f"recipe {self._recipe.name!r} needs {lacking}, and no config.json beside the file says it"
+        hint = f"Put that of the model there, or say each with `recipe_arguments=`, as {name}=32."
+        return MigrationRefused(fact, kind="recipe-number", hint=hint)
 
 
 @lru_cache
@@ -379,6 +381,8 @@ def _texts(value: object, what: str) -> list[str]:
 def _steps(table: Mapping[str, Any]) -> Iterator[Step]:
     if "steps" not in table:
         given = {key: value for key, value in table.items() if key not in _ABOUT_RULE}
+        own = _PARAMETERS.get(str(table.get("op", "rename")), given)  # of one that is none, that is said
+        _refuse_unknown(table, (*_ABOUT_RULE, "op", "steps", *own), "")
         yield _step({"op": "rename", **given})
         return
     steps = table["steps"]
@@ -444,7 +448,11 @@ def _check(rule: Rule) -> None:
         return
     apart = [sorted(one.variables - {one.many}) for one in (sources[0], targets[0])]
     if apart[0] != apart[1]:
-        raise ValueError(f"{str(sources[0])!r} and {str(targets[0])!r} have other variables")
+        variables = (
+            f"{str(side[0])!r} has {', '.join(names) or 'none'}"
+            for side, names in zip((sources, targets), apart, strict=True)
+        )
+        raise ValueError(f"both sides have the same variables: {' and '.join(variables)}; numbers of a list are {{e*}}")
     columns, is_list = len(sources), sources[0].many is not None
     for step in steps:
         columns, is_list = after(step, columns, is_list, rule)

@@ -176,6 +176,16 @@ WRONG = {
     "a number that it has not": ('[[rule]]\nfrom = "{i}.w"\nto = "x.{i}"\n', "no number 'n'", {"n": 3}),
     "one name for two": ('[[rule]]\nfrom = "a.w"\nto = "x"\n[[rule]]\nfrom = "b.w"\nto = "x"\n', "both be called", {}),
     "about nothing": ('[[rule]]\nfrom = "c.{i}"\nto = "x.{i}"\n', "about none of the 2 names", {}),
+    "a misspelled name": (
+        '[[rule]]\nfrom = "a.w"\nto = "x"\n[[rule]]\nfrom = "bb.w"\nto = "y"\n',
+        "Is 'bb.w' meant",
+        {},
+    ),
+    "a step": (
+        'rest = "keep"\n[[rule]]\nfrom = "a.w"\nto = ["x", "y", "z"]\nsteps = [{op = "transpose"}, {op = "chunk"}]\n',
+        "step 2, 'chunk 0', of the rule a.w -> x + y + z",
+        {},
+    ),
     "no dim": (
         'rest = "keep"\n[[rule]]\nfrom = "a.w"\nto = "x"\nop = "transpose"\ndims = [0, 2]\n',
         "no dim",
@@ -189,7 +199,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused_by_name(name: str, tmp_path: 
     text, said, numbers = WRONG[name]
     with pytest.raises(ckptool.MigrationRefused) as caught:
         migrated(tmp_path, {"a.w": rows(2, 4), "b.w": rows(3, 4)}, written(tmp_path, text), recipe_arguments=numbers)
-    assert said in str(caught.value)
+    assert said in f"{caught.value} {caught.value.hint}"
     assert not (tmp_path / "out.safetensors").exists()
 
 
