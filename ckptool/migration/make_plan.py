@@ -261,7 +261,7 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, 
     """Return the form to write where none is named: by the target's suffix, else by the other changes."""
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
     if changes.cut is not None:
-        from ckptool.recipes.slices import SliceRules
+        from ckptool.recipes.slice_rules import SliceRules
 
         return SliceRules(changes.join).form
     if changes.max_shard_size is not None:

@@ -43,6 +43,17 @@ class Applied(NamedTuple):
     """What it left as it was."""
 
 
+class Made(NamedTuple):
+    """One name of the other layout."""
+
+    at: str
+    """The name in whose place it is."""
+    name: str
+    sources: tuple[str, ...]
+    tensor: LazyTensor | None
+    """None where it is that of its source, or what is no tensor."""
+
+
 class _Taken(NamedTuple):
     """The names that a rule takes together: for each of its patterns one, or those of a list by their numbers."""
 
@@ -71,9 +82,7 @@ def apply_recipe(
         fact = f"recipe {recipe.name!r} takes {len(weights.names) - len(rest):,} names, and not {some(rest)}"
         raise MigrationRefused(fact, kind="recipe-rest", hint=_idle_hint(recipe, groups, rest) + _REST_HINT)
     place = {name: number for number, name in enumerate(weights.names)}
-    made: list[tuple[int, str, tuple[str, ...], LazyTensor | None]] = [(place[one], one, (one,), None) for one in rest]
-    dropped: list[str] = []
-    moves: list[Move] = []
+    made, moves, dropped = list[Made](), list[Move](), list[str]()
     for group in each(groups, cancellation):
         columns = [[names[number] for number in sorted(names)] for names in group.names]
         sources = tuple(name for column in columns for name in column)
@@ -81,17 +90,35 @@ def apply_recipe(
             dropped += [weights.old_names[name] for name in sources]
             continue
         outcome = list(_made(group, columns, weights, numbers))
-        at = min(place[name] for name in sources)
+        at = min(sources, key=place.__getitem__)
         each_own = group.rule.is_rename
         for number, (name, tensor) in enumerate(outcome):
-            made.append((at, name, (sources[number],) if each_own else sources, tensor))
+            made.append(Made(at, name, (sources[number],) if each_own else sources, tensor))
         if not each_own:
             before = tuple((name, weights.tensors[name].shape) for name in sources)
             after = tuple((name, one.shape) for name, one in outcome if one is not None)
             moves.append(Move(group.rule.does, before, after))
-    made.sort(key=lambda one: one[0])
-    kept = f"recipe {recipe.name!r} leaves {counted(len(rest), 'name')} alone: {some(rest)}" if rest else ""
-    return Applied(_weights(weights, made, dropped), tuple(moves), (kept,) if kept else ())
+    return put_together(recipe.name, weights, made, moves, rest, dropped)
+
+
+def put_together(
+    recipe: str,
+    weights: Weights,
+    made: Sequence[Made],
+    moves: Sequence[Move],
+    rest: Sequence[str],
+    dropped: Sequence[str] = (),
+) -> Applied:
+    """
+    Return the weights that were made, with the rest, in the order of the source.
+
+    Raises:
+        MigrationRefused: Two would have one name.
+    """
+    kept = f"recipe {recipe!r} leaves {counted(len(rest), 'name')} alone: {some(rest)}" if rest else ""
+    place = {name: number for number, name in enumerate(weights.names)}
+    whole = sorted([*made, *(Made(name, name, (name,), None) for name in rest)], key=lambda one: place[one.at])
+    return Applied(_weights(weights, whole, dropped), tuple(moves), (kept,) if kept else ())
 
 
 def _sides_hint(recipe: Recipe) -> str:
@@ -177,9 +204,7 @@ def _made(
             yield target.name(own), tensor
 
 
-def _weights(
-    weights: Weights, made: Sequence[tuple[int, str, tuple[str, ...], LazyTensor | None]], dropped: Sequence[str]
-) -> Weights:
+def _weights(weights: Weights, made: Sequence[Made], dropped: Sequence[str]) -> Weights:
     """Return the weights that were made; what is known of modules goes, for they are others now."""
     tensors: dict[str, LazyTensor] = {}
     others = dict[str, object]()

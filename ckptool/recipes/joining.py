@@ -27,7 +27,7 @@ from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
-from ckptool.recipes.slices import SliceRules, joined, refuse_width
+from ckptool.recipes.slice_rules import SliceRules, joined, refuse_width
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_far, is_likely
 from ckptool.tensors.reading import LazyTensor

@@ -48,7 +48,7 @@ def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]
 def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value: Value) -> tuple[list[Tensors], bool]:
     op, ends_as_list = step.op, rule.targets[0].many is not None
     if op == "stack":
-        return ([[_stacked(one, step.dim)] for one in columns], False) if is_list else (_rows(columns, step), is_list)
+        return ([[stacked(one, step.dim)] for one in columns], False) if is_list else (_rows(columns, step), is_list)
     if op == "concat":
         sizes = tuple(map(value, step.sizes))
         if len(columns) > 1:
@@ -77,7 +77,7 @@ def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value:
 
 
 def _rows(columns: list[Tensors], step: Step) -> list[Tensors]:
-    return [[_stacked([one for column in columns for one in column], step.dim)]]
+    return [[stacked([one for column in columns for one in column], step.dim)]]
 
 
 def _turned(rows: list[Tensors], step: Step) -> list[Tensors]:
@@ -173,7 +173,8 @@ def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], obj
             raise MigrationRefused(f"{other.name!r} is {what}: they cannot be one tensor", kind="recipe-shape")
 
 
-def _stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+def stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+    """Return tensors of one shape as one that has a dimension more."""
     first = parts[0]
     dim = _dim(first, dim, len(first.shape) + 1)
     _refuse_unlike(parts, lambda one: one.shape)

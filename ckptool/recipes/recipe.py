@@ -58,7 +58,7 @@ _MOST_LETS: Final = 100
 _MOST_RULES: Final = 20_000
 _LONGEST_NAME: Final = 2_000
 """Characters of a name, with all alternatives of its variables."""
-_HINT: Final = "docs/layouts.md says what a recipe may have."
+HINT: Final = "docs/layouts.md says what a recipe may have."
 
 
 class Step(NamedTuple):
@@ -258,7 +258,7 @@ def recipe_of(name: str, table: Mapping[str, Any], path: str, named: Callable[[s
     try:
         return _recipe(name, table, named)
     except ValueError as error:
-        raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=_HINT) from error
+        raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=HINT) from error
 
 
 def _recipe(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe]) -> Recipe:
