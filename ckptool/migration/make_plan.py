@@ -55,13 +55,7 @@ def make_plan(
     _refuse_slicing(changes)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
-    notes, way = tuple[str, ...](), None
-    if changes.like is not None:
-        way = _way_like(checkpoint, changes, changes.like)
-        notes = (f"as {os.fspath(changes.like)!r} is: {way.options}",)
-        rename = (*changes.rename, *(change.rule for change in way.changes))
-        like = None if way.is_renaming else changes.like
-        changes = changes._replace(rename=rename, exclude=(*changes.exclude, *way.exclude), like=like)
+    changes, way, notes = _as_like(checkpoint, changes)
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
@@ -101,9 +95,7 @@ def make_plan(
             return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
-    recipe: AskedRecipe | Way | None = way if changes.like is not None else None
-    if way is None:
-        recipe = asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
+    recipe = way or asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
     plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
     if changes.cut is not None:
         from ckptool.migration.slices_plan import plan_slices  # few are cut
@@ -167,15 +159,25 @@ def _prepared(
     return replace(plan, names=names, weights=weights, made=made, moves=moves, notes=notes), weights
 
 
-def _way_like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> Way:
-    """Return the renames and recipes that give weights the names of another checkpoint."""
+def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Way | None, tuple[str, ...]]:
+    """Return changes with the renames that lead to another checkpoint, the recipes after them, and a note on these."""
+    if changes.like is None:
+        return changes, None, ()
     from ckptool.recipes.like import way_like  # few ask for it
 
-    if changes.recipe is not None or changes.reverse:
+    if changes.recipe is not None:
         _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = _read(checkpoint, _name_changes(changes, Trials(checkpoint.source.cancellation))[0], [chosen])
-    return way_like(checkpoint, prepare(checkpoint, chosen, names, drop=changes.drop), like, changes.recipe_arguments)
+    weights = prepare(checkpoint, chosen, names, drop=changes.drop)
+    way = way_like(checkpoint, weights, changes.like, changes.recipe_arguments)
+    notes = (f"as {os.fspath(changes.like)!r} is: {way.options}",)
+    rename = (*changes.rename, *(change.rule for change in way.changes))
+    changes = changes._replace(rename=rename, exclude=(*changes.exclude, *way.exclude))
+    if not way.is_renaming:
+        return changes, way, notes
+    numbers = changes.recipe_arguments if changes.join else {}  # for the slices of ranks
+    return changes._replace(like=None, recipe_arguments=numbers), None, notes
 
 
 def _put_in_place(
@@ -308,7 +310,8 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:
         _refuse("no model is built", "Name its class with `model='package.module:Class'`.")
-    if changes.recipe is None and (changes.reverse or (changes.recipe_arguments and not changes.join)):
+    numbers_only = bool(changes.recipe_arguments) and not changes.join and changes.like is None
+    if changes.recipe is None and (changes.reverse or numbers_only):
         what = "`reverse=`" if changes.reverse else "`recipe_arguments=`"
         _refuse("no recipe is applied", f"Name it with `recipe=`, or leave out {what}.")
 
