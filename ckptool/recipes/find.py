@@ -43,14 +43,8 @@ class AskedRecipe:
         Raises:
             MigrationRefused: What ``apply_recipe`` refuses; or a quantised weight would be more than renamed.
         """
-        recipe = self.recipe if isinstance(self.recipe, Recipe) else None
-        known = [*recipe.numbers, *recipe.lets] if recipe is not None else []
-        if unknown := [name for name in self.numbers if name not in known]:
-            fact = f"the recipe has no number {unknown[0]!r}"
-            hint = f"Its numbers are {some(known or ['none'])}."
-            raise MigrationRefused(fact, kind="recipe-number", hint=hint)
-        given = {**settings_of(checkpoint), **self.numbers}
         if isinstance(self.recipe, Recipe):
+            given = {**settings_of(checkpoint), **self.numbers}
             found = apply_recipe(self.recipe, weights, given, checkpoint.source.cancellation)
         else:
             found = self.recipe(checkpoint, weights)
@@ -125,9 +119,13 @@ def asked(
         return None
     if wrong := next((name for name, value in numbers.items() if type(value) is not int), None):
         raise ValueError(f"recipe_arguments are integers: {wrong}={numbers[wrong]!r}")
-    if isinstance(given, str) and given.startswith(_TRANSFORMERS):
-        return AskedRecipe(partial(_of_transformers, given, reverse), dict(numbers))
-    recipe = read_recipe(given)
+    is_made = isinstance(given, str) and given.startswith(_TRANSFORMERS)
+    recipe = Recipe(os.fspath(given), ()) if is_made else read_recipe(given)
+    if unknown := [name for name in numbers if name not in {*recipe.numbers, *recipe.lets}]:
+        fact = f"recipe {recipe.name!r} has no number {unknown[0]!r}"
+        raise MigrationRefused(fact, kind="recipe-number", hint=f"Its numbers are {some(recipe.numbers or ['none'])}.")
+    if is_made:
+        return AskedRecipe(partial(_of_transformers, recipe.name, reverse), {})
     return AskedRecipe(recipe.reversed if reverse else recipe, dict(numbers))
 
 

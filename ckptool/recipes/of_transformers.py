@@ -23,6 +23,15 @@ from ckptool.torch_ops.packages import needed
 if TYPE_CHECKING:
     from ckptool.torch_ops.tracing import View
 
+_FIRST: Final = (
+    "CAUSAL_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "MULTIMODAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "PRETRAINING",
+)
+"""Tasks whose classes have all heads."""
 _DEQUANTIZES: Final = "Inkling2LoopDequantizeExperts"
 """It takes weights alone, too: it makes quantised ones plain, and has no part in others."""
 
@@ -94,22 +103,9 @@ def _model(model_type: str, config: Mapping[str, Any]) -> Any:
 def _classes(settings: type) -> Iterator[Any]:
     """Yield the classes that transformers has for a kind of config, those with all heads first."""
     auto = _part("models.auto.modeling_auto")
-    tables = [
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING,
-        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING,
-        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
-        auto.MODEL_FOR_PRETRAINING_MAPPING,
-        auto.MODEL_MAPPING,
-        *(
-            one
-            for name, one in sorted(auto.__dict__.items())
-            if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING")
-        ),
-    ]
-    for table in tables:
-        classes = table.get(settings, ())
+    others = sorted(name for name in dir(auto) if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"))
+    for name in (*(f"MODEL_FOR_{kind}_MAPPING" for kind in _FIRST), "MODEL_MAPPING", *others):
+        classes = getattr(auto, name).get(settings, ())
         yield from classes if isinstance(classes, tuple) else (classes,)
 
 
@@ -188,7 +184,9 @@ def _made(group: _Group, weights: Weights, model: Any) -> dict[str, LazyTensor]:
             operations = ", ".join(type(operation).__name__ for operation in converter.operations)
             fact = f"{target!r}: transformers does {operations} to it, which is no move of bytes"
             raise UnsupportedFeature(fact)
-        found[group.renamed(name)] = settled(_seen(view))
+        seen = _seen(view)
+        is_kept = any(seen.info is weights.tensors[one].info for one in names)
+        found[group.renamed(name)] = seen if is_kept else settled(seen)
     return found
 
 
