@@ -31,6 +31,8 @@ from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
 """Names of each side that a recipe has to know before it is tried."""
+_LONGEST: Final = 64
+"""Characters of a model type."""
 _DEEPEST: Final = 3
 """Components that all names begin with, of which a recipe may know nothing."""
 Made: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
@@ -143,8 +145,9 @@ def way_like(checkpoint: Checkpoint, weights: Weights, like: str | os.PathLike[s
     fact = f"more than one way leads to the names of {other.path!r}: {some(ways)}"
     if not way.fits:
         fact = f"no known way leads to the names of {other.path!r}: with {way.options}, {way.left}"
-    model_type = object_beside(checkpoint.path, checkpoint.source, "config.json").get("model_type")
-    known = f", and `recipe='transformers:{model_type}'` is transformers' own" if model_type else ""
+    model_type = str(object_beside(checkpoint.path, checkpoint.source, "config.json").get("model_type"))
+    is_type = model_type != "None" and len(model_type) < _LONGEST and model_type.replace("-", "_").isidentifier()
+    known = f", and `recipe='transformers:{model_type}'` is transformers' own" if is_type else ""
     hint = f"Say which; 'ckptool recipe list' lists the layouts that are known{known}."
     raise MigrationRefused(fact, kind="not-alike", hint=hint)
 

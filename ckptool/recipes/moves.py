@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptool.errors import MigrationRefused
 from ckptool.messages import some
-from ckptool.recipes.recipe import Number, Rule, Step
+from ckptool.recipes.recipe import Number, Rule, Step, after
 from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces, joined, packed
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable, row_major
@@ -46,49 +46,42 @@ def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]
 
 
 def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value: Value) -> tuple[list[Tensors], bool]:
-    op, ends_as_list = step.op, rule.targets[0].many is not None
-    if op == "stack":
-        return ([[stacked(one, step.dim)] for one in columns], False) if is_list else (_rows(columns, step), is_list)
-    if op == "concat":
-        sizes = tuple(map(value, step.sizes))
-        if len(columns) > 1:
-            columns = [columns[place] for place in step.order or range(len(columns))]
-            return [[concatenated(row, step.dim, sizes) for row in zip(*columns, strict=True)]], is_list
-        _refuse_count(columns[0], value(step.parts or 0))
-        return [[concatenated(columns[0], step.dim, sizes)]], False
-    if op == "unstack":
-        if ends_as_list and not is_list:
-            return [_unstacked(column[0], step.dim) for column in columns], True
-        return _turned([_unstacked(one, step.dim, len(rule.targets)) for one in columns[0]], step), is_list
-    if op == "split":
-        sizes = tuple(map(value, step.sizes))
-        return _turned([cut(one, step.dim, sizes) for one in columns[0]], step), is_list
-    if op == "chunk":
-        if ends_as_list and not is_list and step.parts is not None:
-            return [chunks(columns[0][0], step.dim, value(step.parts))], True
-        parts = value(step.parts) if step.parts is not None else len(step.order) or len(rule.targets)
-        return _turned([chunks(one, step.dim, parts) for one in columns[0]], step), is_list
-    change = _CHANGES[op]
-    of = step.of or range(len(columns))
-    found = []
-    for at, column in enumerate(columns):
-        found.append([change(one, step, value) for one in column] if at in of else column)
-    return found, is_list
+    way, count, is_list = after(step, len(columns), is_list, rule)
+    if way == "each":
+        of, change = step.of or range(len(columns)), _CHANGES[step.op]
+        changed = [
+            [change(one, step, value) for one in column] if at in of else column for at, column in enumerate(columns)
+        ]
+        return changed, is_list
+    sizes = tuple(map(value, step.sizes))
 
+    def joined_up(parts: Sequence[LazyTensor]) -> LazyTensor:
+        return stacked(parts, step.dim) if step.op == "stack" else concatenated(parts, step.dim, sizes)
 
-def _rows(columns: list[Tensors], step: Step) -> list[Tensors]:
-    return [[stacked([one for column in columns for one in column], step.dim)]]
+    def apart(one: LazyTensor) -> Tensors:
+        if step.op == "split":
+            return cut(one, step.dim, sizes)
+        if step.op == "chunk":
+            return chunks(one, step.dim, count if way == "apart" else value(step.parts or 0))
+        return _unstacked(one, step.dim, count if way == "apart" else None)
+
+    if way == "rows":
+        ordered = [columns[place] for place in step.order or range(len(columns))]
+        return [[joined_up(row) for row in zip(*ordered, strict=True)]], is_list
+    if way == "lists":
+        if step.op == "concat" and len(columns[0]) != value(step.parts or 0):
+            fact = f"there are {len(columns[0])} of it, and the recipe wants {value(step.parts or 0)}"
+            raise _refused(columns[0][0], fact)
+        return [[joined_up(column)] for column in columns], is_list
+    if way == "to lists":
+        return [apart(column[0]) for column in columns], is_list
+    return _turned([apart(one) for one in columns[0]], step), is_list
 
 
 def _turned(rows: list[Tensors], step: Step) -> list[Tensors]:
     """Return what rows of parts are by part: the parts are in the order that the step says they lie in."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     return [columns[step.order.index(place)] for place in range(len(columns))] if step.order else columns
-
-
-def _refuse_count(column: Tensors, wanted: int) -> None:
-    if len(column) != wanted:
-        raise _refused(column[0], f"there are {len(column)} of it, and the recipe wants {wanted}")
 
 
 def _refused(tensor: LazyTensor, fact: str) -> MigrationRefused:

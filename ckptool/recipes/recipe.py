@@ -14,12 +14,14 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 from operator import add, floordiv, mul, sub
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import MalformedFile, MigrationRefused
 from ckptool.messages import some
 from ckptool.names.patterns import Pattern, said_in
 
+Way: TypeAlias = Literal["each", "lists", "rows", "to lists", "apart"]
+"""What a step goes over: each tensor; lists, each of which becomes one; rows, one of each name; or tensors, cut up."""
 Number: TypeAlias = int | str
 """An integer, or an expression of integers and names: ``num_attention_heads * head_dim``."""
 
@@ -455,15 +457,15 @@ def _check(rule: Rule) -> None:
         raise ValueError(f"both sides have the same variables: {' and '.join(variables)}; numbers of a list are {{e*}}")
     columns, is_list = len(sources), sources[0].many is not None
     for step in steps:
-        columns, is_list = after(step, columns, is_list, rule)
+        _, columns, is_list = after(step, columns, is_list, rule)
     if columns != len(targets) or is_list != (targets[0].many is not None):
         what = f"{rule.does} makes {columns} {'lists' if is_list else 'tensors'}"
         raise ValueError(f"{what}, and to has {len(targets)} names: {some(list(map(str, targets)))}")
 
 
-def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[int, bool]:
+def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[Way, int, bool]:
     """
-    Return how many tensors there are after a step, or lists of them, and whether they are lists.
+    Return the way of a step, how many tensors there are after it, or lists of them, and whether they are lists.
 
     Raises:
         ValueError: The step does not take so many.
@@ -471,35 +473,36 @@ def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[int, boo
     op, wanted = step.op, len(rule.targets)
     if step.of and max(step.of) >= columns:
         raise ValueError(f"{op} is about the tensors {list(step.of)}, and there are {columns}")
-    ends_as_list = rule.targets[0].many is not None
-    if op == "stack" and (is_list or columns > 1):
-        return (columns, False) if is_list else (1, False)
-    if op == "concat" and (columns > 1 or is_list):
-        if columns == 1 and step.parts is None:
+    becomes_list = rule.targets[0].many is not None and not is_list
+    if op == "stack" and is_list:
+        return "lists", columns, False
+    if op in ("stack", "concat") and columns > 1:
+        _refuse_count(step, columns)
+        return "rows", 1, is_list
+    if op == "concat" and is_list:
+        if step.parts is None:
             raise ValueError("concat of a list needs parts: how many there are")
-        if columns > 1:
-            _refuse_count(step, columns)
-        return (1, is_list) if columns > 1 else (1, False)
-    if op == "unstack" and not is_list and ends_as_list:
-        return columns, True
+        return "lists", 1, False
+    if op == "unstack" and becomes_list:
+        return "to lists", columns, True
     if op == "unstack" and columns == 1:
-        return wanted, is_list
+        return "apart", wanted, is_list
     if op == "split" and columns == 1:
         _refuse_count(step, len(step.sizes))
-        return len(step.sizes), is_list
+        return "apart", len(step.sizes), is_list
+    if op == "chunk" and columns == 1 and becomes_list and step.parts is not None:
+        return "to lists", 1, True
     if op == "chunk" and columns == 1:
-        if ends_as_list and not is_list and step.parts is not None:
-            return 1, True
         if step.parts is not None and type(step.parts) is not int:
             raise ValueError("chunk into several names has a plain number of parts")
         parts = int(step.parts) if step.parts is not None else len(step.order) or wanted
         _refuse_count(step, parts)
-        return parts, is_list
+        return "apart", parts, is_list
     if op in ("stack", "concat", "unstack", "split", "chunk"):
         raise ValueError(f"{op} does not take {columns} {'lists' if is_list else 'names'}")
     if op == "rename" and columns != wanted:
         raise ValueError(f"rename takes as many names as it gives, not {columns} and {wanted}")
-    return columns, is_list
+    return "each", columns, is_list
 
 
 def _refuse_count(step: Step, parts: int) -> None:
