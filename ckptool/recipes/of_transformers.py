@@ -8,6 +8,7 @@ what becomes of each name, and does its operations on tensors without memory, wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
@@ -103,9 +104,9 @@ def _model(model_type: str, config: Mapping[str, Any]) -> Any:
 def _classes(settings: type) -> Iterator[Any]:
     """Yield the classes that transformers has for a kind of config, those with all heads first."""
     auto = _part("models.auto.modeling_auto")
-    others = sorted(name for name in dir(auto) if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING"))
-    for name in (*(f"MODEL_FOR_{kind}_MAPPING" for kind in _FIRST), "MODEL_MAPPING", *others):
-        classes = getattr(auto, name).get(settings, ())
+    tables = {name: one for name, one in sorted(auto.__dict__.items()) if re.fullmatch("MODEL_(FOR_.*_)?MAPPING", name)}
+    for name in (*(f"MODEL_FOR_{kind}_MAPPING" for kind in _FIRST), "MODEL_MAPPING", *tables):
+        classes = tables[name].get(settings, ())
         yield from classes if isinstance(classes, tuple) else (classes,)
 
 
