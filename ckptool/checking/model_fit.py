@@ -54,7 +54,7 @@ def examine(
         yield note("CK600", f"cannot be compared with {model}: {error.message}", *advice)
         return
     fit = _Fit(checkpoint, chosen.key, expected, {name: one.info.shape for name, one in tensors.items()}, model)
-    if fit.lacks and (layout := _in_another_layout(checkpoint, chosen, expected, model)):
+    if fit.lacks and (layout := _in_another_layout(checkpoint, chosen, expected, model, is_file=not places)):
         yield layout
         return
     yield from fit.findings()
@@ -73,19 +73,24 @@ def examine(
             yield note("CK607", f"{model} ties names for which the file has different values: {pairs}")
 
 
-def _in_another_layout(checkpoint: Checkpoint, chosen: StateDict, expected: Shapes, model: str) -> Finding | None:
-    """Return that one recipe, and no other, makes all that is expected, and the command; None if none does."""
+def _in_another_layout(
+    checkpoint: Checkpoint, chosen: StateDict, expected: Shapes, model: str, *, is_file: bool
+) -> Finding | None:
+    """Return that one way by recipes leads to all that is expected, and the command; None if none does."""
     from ckptool.recipes.like import ways_to  # most fit
 
-    ways = ways_to(checkpoint, prepare(checkpoint, chosen, NameChanges()), expected)
-    if len(ways) > 1 or not ways[0].fits or ways[0].recipe is None:
+    way, *others = ways_to(checkpoint, prepare(checkpoint, chosen, NameChanges()), expected)
+    if others or not way.fits or not way.steps:
         return None
-    way = ways[0]
     fact = f"all {len(expected):,} names and shapes of {model} are there in another layout: {way.options}"
-    why, recipe = "Write it in that layout.", str(way.recipe)
-    advice = migration(
-        checkpoint, why, renames=way.changes, recipe=recipe, reverse=way.reverse, key=chosen.key, form="state_dict"
-    )
+    if is_file:
+        given: dict[str, Any] = {"like": model}
+    elif way.then or len(way.steps) > 1:
+        return note("CK602", fact)
+    else:
+        (step,) = way.steps
+        given = {"renames": way.changes, "recipe": step.recipe.name, "reverse": step.reverse}
+    advice = migration(checkpoint, "Write it in that layout.", **given, key=chosen.key, form="state_dict")
     return note("CK602", fact, *advice)
 
 

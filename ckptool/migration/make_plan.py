@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken, refuse_incomplete, refuse_lost, refuse_slice
 from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, choose, prepare, refuse_archive
-from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound, about
-from ckptool.formats import open_checkpoint
-from ckptool.messages import as_path, some
+from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
+from ckptool.messages import as_path
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
     from ckptool.recipes.apply import Move
     from ckptool.recipes.find import AskedRecipe
+    from ckptool.recipes.like import Way
 
 
 Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[MadeWeight]]]
@@ -56,9 +56,7 @@ def make_plan(
     _refuse_slicing(changes)
     if not changes.allow_missing and kept is None:  # in its place, it stays what it is
         refuse_slice(checkpoint, changes.weights)
-    said: str | None = None
-    if changes.like is not None:
-        changes, said = _like(checkpoint, changes, changes.like)
+    changes, way, notes = _as_like(checkpoint, changes)
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
@@ -71,7 +69,13 @@ def make_plan(
     casting = _casting(changes, trials)
     root, layout = archive_root(target), kept or Kept()
     plan = Plan(
-        form=form, target=target, location=changes.to, names=names, casting=casting, keeps_layout=bool(kept), like=said
+        form=form,
+        target=target,
+        location=changes.to,
+        names=names,
+        casting=casting,
+        keeps_layout=bool(kept),
+        notes=notes,
     )
     is_dict = checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
     is_whole_dcp = form == "dcp" and is_dict and not _picks(changes) and merge is None  # a state dict, as DCP saves it
@@ -92,7 +96,7 @@ def make_plan(
             return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
         return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
-    recipe = asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
+    recipe = way or asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
     plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
     if changes.cut is not None:
         from ckptool.migration.slices_plan import plan_slices  # few are cut
@@ -117,7 +121,7 @@ def make_plan(
 
 
 def _prepared(
-    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | None
+    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | Way | None
 ) -> tuple[Plan, Weights]:
     """Return the plan with the weights as they are to be written, and these."""
     try:
@@ -140,8 +144,10 @@ def _prepared(
         weights, dense = make_dense(checkpoint, weights, changes.dtype, saturate=changes.saturate)
         made += dense
     moves: Sequence[Move] = ()
+    notes = plan.notes
     if recipe is not None:
-        weights, moves = recipe.applied(checkpoint, weights)
+        weights, moves, kept = recipe.applied(checkpoint, weights)
+        notes += kept
     if merge is not None:
         weights, merged = merge(checkpoint, weights)
         made += merged
@@ -151,41 +157,28 @@ def _prepared(
         weights = weights.without(weights.others)
     elif plan.form == "state_dict" and not changes.keep_calls:
         weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
-    return replace(plan, names=names, weights=weights, made=made, moves=moves), weights
+    return replace(plan, names=names, weights=weights, made=made, moves=moves, notes=notes), weights
 
 
-def _like(checkpoint: Checkpoint, changes: Changes, like: str | os.PathLike[str]) -> tuple[Changes, str]:
-    """Return changes with the renames and the recipe that give weights the names of another checkpoint; say which."""
-    from ckptool.recipes.find import settings_of  # few ask for it
-    from ckptool.recipes.like import ways_to
+def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Way | None, tuple[str, ...]]:
+    """Return changes with the renames that lead to another checkpoint, the recipes after them, and a note on these."""
+    if changes.like is None:
+        return changes, None, ()
+    from ckptool.recipes.like import way_like  # few ask for it
 
-    if changes.recipe is not None or changes.reverse:
+    if changes.recipe is not None:
         _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = _read(checkpoint, _name_changes(changes, Trials(checkpoint.source.cancellation))[0], [chosen])
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
-    with open_checkpoint(like) as other, about(other.path):
-        tensors = prepare(other, choose(other, None, "auto"), NameChanges()).tensors
-        wanted = {name: tensor.shape for name, tensor in tensors.items()}
-        said = {} if settings_of(checkpoint) else settings_of(other)
-    way, *others = ways_to(checkpoint, weights, wanted, {**said, **changes.recipe_arguments})
-    if others or not way.fits:
-        ways = [one.options for one in (way, *others)]
-        fact = f"more than one way leads to the names of {as_path(other.path)}: {some(ways)}"
-        if not way.fits:
-            fact = f"no known way leads to the names of {as_path(other.path)}: with {way.options}, {way.left}"
-        hint = "Say which; 'ckptool recipe list' lists the layouts that are known."
-        raise MigrationRefused(fact, kind="not-alike", hint=hint)
-    rules = tuple(change.rule for change in way.changes)
-    found = changes._replace(
-        rename=(*changes.rename, *rules),
-        exclude=(*changes.exclude, *way.exclude),
-        recipe=way.recipe,
-        reverse=way.reverse,
-        recipe_arguments=way.numbers,
-        like=None,
-    )
-    return found, f"as {as_path(other.path)} is: {way.options}"
+    way = way_like(checkpoint, weights, changes.like, changes.recipe_arguments)
+    notes = (f"as {as_path(os.fspath(changes.like))} is: {way.options}",)
+    rename = (*changes.rename, *(change.rule for change in way.changes))
+    changes = changes._replace(rename=rename, exclude=(*changes.exclude, *way.exclude))
+    if not way.is_renaming:
+        return changes, way, notes
+    numbers = changes.recipe_arguments if changes.join else {}  # for the slices of ranks
+    return changes._replace(like=None, recipe_arguments=numbers), None, notes
 
 
 def _put_in_place(
@@ -238,7 +231,7 @@ def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[Stat
 def _picks(changes: Changes) -> bool:
     """Say whether certain weights were asked for."""
     picks = changes.key is not None or changes.weights != "auto" or changes.dequantize
-    return picks or changes.recipe is not None or bool(changes.join)
+    return picks or changes.recipe is not None or changes.like is not None or bool(changes.join)
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:
@@ -271,7 +264,7 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, 
     """Return the form to write where none is named: by the target's suffix, else by the other changes."""
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
     if changes.cut is not None:
-        from ckptool.recipes.slices import SliceRules
+        from ckptool.recipes.slice_rules import SliceRules
 
         return SliceRules(changes.join).form
     if changes.max_shard_size is not None:
@@ -318,7 +311,8 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
         _refuse("nothing is cast", "Say to which type with `dtype=`.")
     if changes.model_arguments and changes.model is None:
         _refuse("no model is built", "Name its class with `model='package.module:Class'`.")
-    if changes.recipe is None and (changes.reverse or (changes.recipe_arguments and not changes.join)):
+    numbers_only = bool(changes.recipe_arguments) and not changes.join and changes.like is None
+    if changes.recipe is None and (changes.reverse or numbers_only):
         what = "`reverse=`" if changes.reverse else "`recipe_arguments=`"
         _refuse("no recipe is applied", f"Name it with `recipe=`, or leave out {what}.")
 

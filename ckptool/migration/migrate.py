@@ -231,7 +231,7 @@ def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, 
     if not changes.joins:
         return None, changes
     from ckptool.recipes.joining import open_joined  # most are not in slices
-    from ckptool.recipes.slices import SliceRules
+    from ckptool.recipes.slice_rules import SliceRules
 
     rules = SliceRules(changes.join)
     joining = open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)

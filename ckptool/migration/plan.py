@@ -77,8 +77,6 @@ class Plan:
     """The weights that are computed of others."""
     moves: Sequence[Move] = ()
     """What a recipe makes of the weights."""
-    like: str | None = None
-    """By what they get the names of another checkpoint, for people."""
     keeps_layout: bool = False
     """Whether the source's own layout is kept: an edit of it, or of a clone."""
     files: Sequence[OutFile] = ()

@@ -235,7 +235,6 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
     if checkpoint.class_sources and not plan.keeps_layout:
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
-    yield from filter(None, [plan.like])
     yield from plan.notes
     if plan.form == "safetensors" and plan.is_folder and changes.config_from is None:
         from ckptool.migration.config_files import left_behind  # most write one file

@@ -13,7 +13,7 @@ from ckptool.migration.selection import refuse_cut_apart
 from ckptool.migration.target import archive_root
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
-from ckptool.recipes.slices import SliceRules, refuse_width, slices
+from ckptool.recipes.slice_rules import SliceRules, refuse_width, slices
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from zlib import crc32
 
@@ -240,57 +241,66 @@ class Transfer(Closing):
     def send(self, payload: Payload, *, checksum: bool = False) -> int:
         """Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one."""
         extents, pieces = payload.extents(), payload.pieces()
+        checksum = self._checksums or (checksum and not payload.known_crc32)
         found = 0
         if extents is None and pieces is not None and payload.nbytes >= WORTH_A_THREAD:
-            found = self._put_together(pieces, checksum=checksum or self._checksums)
+            found = self._put_together(pieces, checksum=checksum)
         elif extents is None:
             for chunk in payload.chunks():
                 found = crc32(chunk, found)
                 self._output.write(chunk)
-        elif len(extents) == 1 and not self._checksums and (payload.known_crc32 or not checksum):
-            (extent,) = extents
-            if extent.nbytes >= WORTH_A_THREAD:
-                self._copy(extent, checksum=False)
-                return payload.known_crc32
-            found = self._send_extent(extent)
+        elif all(extent.nbytes >= WORTH_A_THREAD for extent in extents):
+            found = self._copy(extents, checksum=checksum)
         else:
             for extent in extents:
                 of_extent = self._send_extent(extent)
-                extent.check(of_extent)
                 found = joined_crc32(found, of_extent, extent.nbytes)
-            if pieces is not None:
-                pieces.release()
+        if extents is not None and pieces is not None:
+            pieces.release()
+        if extents is not None and not checksum:
+            return payload.known_crc32
         payload.check(found)
         return found
 
     def _send_extent(self, extent: Extent) -> int:
         """Append a run of bytes, and return their CRC-32."""
         if extent.nbytes >= WORTH_A_THREAD:
-            return self._copy(extent, checksum=True)
+            return self._copy([extent], checksum=True)
         data = self._read_ahead(extent.file, extent.offset, extent.nbytes)
         self._output.write(data)
-        return crc32(data)
+        found = crc32(data)
+        extent.check(found)
+        return found
 
-    def _copy(self, extent: Extent, *, checksum: bool) -> int:
-        """Append bytes of a file, and return their CRC-32, or 0."""
-        file, offset, nbytes, *_ = extent
+    def _copy(self, extents: Sequence[Extent], *, checksum: bool) -> int:
+        """Append runs of bytes of files, and return their CRC-32, or 0."""
         output = self._output
-        shift = output.leave(nbytes) - offset
+        begin = output.leave(sum(extent.nbytes for extent in extents))
+        ends = accumulate((extent.nbytes for extent in extents), initial=begin)
 
-        def copy(run: tuple[int, int]) -> int:
+        def copy(run: tuple[FileSource, int, int, int]) -> int:
+            file, start, stop, shift = run
             found = 0
-            for position, piece in pieces(file, *run):
+            for position, piece in pieces(file, start, stop):
                 if checksum:
                     found = crc32(piece, found)
                 output.fill(position + shift, piece)
             return found
 
-        work = runs(offset, offset + nbytes)
+        work = [
+            [(one.file, *run, at - one.offset) for run in runs(one.offset, one.offset + one.nbytes)]
+            for one, at in zip(extents, ends, strict=False)
+        ]
+        done = self._each(copy, chain.from_iterable(work))
         found = 0
-        for (start, stop), of_run in zip(work, self._each(copy, work), strict=True):
-            output.filled(stop - start)
+        for extent, own in zip(extents, work, strict=True):
+            of_extent = 0
+            for (_, start, stop, _), of_run in zip(own, done, strict=False):
+                output.filled(stop - start)
+                of_extent = joined_crc32(of_extent, of_run, stop - start) if checksum else 0
             if checksum:
-                found = joined_crc32(found, of_run, stop - start)
+                extent.check(of_extent)
+                found = joined_crc32(found, of_extent, extent.nbytes)
         return found
 
     def _put_together(self, source: PiecesSource, *, checksum: bool) -> int:

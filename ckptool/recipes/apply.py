@@ -8,13 +8,14 @@ missing, and a name that no rule takes are refused, by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.messages import counted, some
+from ckptool.names.missing import by_likeness
 from ckptool.recipes.moves import moved
 from ckptool.recipes.recipe import Numbers, Recipe, Rule
 from ckptool.tensors.reading import LazyTensor
@@ -38,6 +39,19 @@ class Applied(NamedTuple):
 
     weights: Weights
     moves: tuple[Move, ...]
+    notes: tuple[str, ...] = ()
+    """What it left as it was."""
+
+
+class Made(NamedTuple):
+    """One name of the other layout."""
+
+    at: str
+    """The name in whose place it is."""
+    name: str
+    sources: tuple[str, ...]
+    tensor: LazyTensor | None
+    """None where it is that of its source, or what is no tensor."""
 
 
 class _Taken(NamedTuple):
@@ -66,11 +80,9 @@ def apply_recipe(
         raise MigrationRefused(fact, kind="recipe-unmatched", hint=_sides_hint(recipe))
     if rest and not recipe.keeps_rest:
         fact = f"recipe {recipe.name!r} takes {len(weights.names) - len(rest):,} names, and not {some(rest)}"
-        raise MigrationRefused(fact, kind="recipe-rest", hint=_REST_HINT)
+        raise MigrationRefused(fact, kind="recipe-rest", hint=_idle_hint(recipe, groups, rest) + _REST_HINT)
     place = {name: number for number, name in enumerate(weights.names)}
-    made: list[tuple[int, str, tuple[str, ...], LazyTensor | None]] = [(place[one], one, (one,), None) for one in rest]
-    dropped: list[str] = []
-    moves: list[Move] = []
+    made, moves, dropped = list[Made](), list[Move](), list[str]()
     for group in each(groups, cancellation):
         columns = [[names[number] for number in sorted(names)] for names in group.names]
         sources = tuple(name for column in columns for name in column)
@@ -78,22 +90,49 @@ def apply_recipe(
             dropped += [weights.old_names[name] for name in sources]
             continue
         outcome = list(_made(group, columns, weights, numbers))
-        at = min(place[name] for name in sources)
+        at = min(sources, key=place.__getitem__)
         each_own = group.rule.is_rename
         for number, (name, tensor) in enumerate(outcome):
-            made.append((at, name, (sources[number],) if each_own else sources, tensor))
+            made.append(Made(at, name, (sources[number],) if each_own else sources, tensor))
         if not each_own:
             before = tuple((name, weights.tensors[name].shape) for name in sources)
             after = tuple((name, one.shape) for name, one in outcome if one is not None)
             moves.append(Move(group.rule.does, before, after))
-    made.sort(key=lambda one: one[0])
-    return Applied(_weights(weights, made, dropped), tuple(moves))
+    return put_together(recipe.name, weights, made, moves, rest, dropped)
 
 
-def _sides_hint(recipe: Recipe) -> str | None:
-    if not all(recipe.sides):
-        return None
-    return f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way."
+def put_together(
+    recipe: str,
+    weights: Weights,
+    made: Sequence[Made],
+    moves: Sequence[Move],
+    rest: Sequence[str],
+    dropped: Sequence[str] = (),
+) -> Applied:
+    """
+    Return the weights that were made, with the rest, in the order of the source.
+
+    Raises:
+        MigrationRefused: Two would have one name.
+    """
+    kept = f"recipe {recipe!r} leaves {counted(len(rest), 'name')} alone: {some(rest)}" if rest else ""
+    place = {name: number for number, name in enumerate(weights.names)}
+    whole = sorted([*made, *(Made(name, name, (name,), None) for name in rest)], key=lambda one: place[one.at])
+    return Applied(_weights(weights, whole, dropped), tuple(moves), (kept,) if kept else ())
+
+
+def _sides_hint(recipe: Recipe) -> str:
+    names = some([str(rule.sources[0]) for rule in recipe.rules if rule.only != "back"], 2)
+    way = f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way. "
+    return f"{way if all(recipe.sides) else ''}The names are to be as in its rules: {names}."
+
+
+def _idle_hint(recipe: Recipe, groups: Sequence[_Taken], rest: Sequence[str]) -> str:
+    """Return which rule that takes nothing has the name that is most like one that is left."""
+    busy = {id(group.rule) for group in groups}
+    idle = [str(one) for rule in recipe.rules if id(rule) not in busy and not rule.only for one in rule.sources]
+    near = by_likeness(rest[0], idle)[:1]
+    return f"Is {near[0]!r} meant, which takes none? " if near else ""
 
 
 def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None) -> tuple[list[_Taken], list[str]]:
@@ -157,16 +196,15 @@ def _made(
         return
     if others := [name for column in columns for name in column if name not in weights.tensors]:
         raise MigrationRefused(f"{others[0]!r} is no tensor, and can only be renamed", kind="recipe-not-plain")
-    found = moved(rule, [[weights.tensors[name] for name in column] for column in columns], numbers.value)
+    tensors = [[LazyTensor(name, weights.tensors[name].info) for name in column] for column in columns]
+    found = moved(rule, tensors, numbers.value)
     for target, made in zip(rule.targets, found, strict=True):
         for number, tensor in zip(count(), made):
             own = bound | ({target.many: str(number)} if target.many else {})
             yield target.name(own), tensor
 
 
-def _weights(
-    weights: Weights, made: Sequence[tuple[int, str, tuple[str, ...], LazyTensor | None]], dropped: Sequence[str]
-) -> Weights:
+def _weights(weights: Weights, made: Sequence[Made], dropped: Sequence[str]) -> Weights:
     """Return the weights that were made; what is known of modules goes, for they are others now."""
     tensors: dict[str, LazyTensor] = {}
     others = dict[str, object]()
@@ -183,8 +221,9 @@ def _weights(
             others[name] = weights.others[sources[0]]
         else:
             tensors[name] = LazyTensor(name, one.info)
-        if one is not known:
-            made_of[name] = tuple(weights.old_names[source] for source in sources)
+        if one is not known or sources[0] in weights.made_of:
+            parts = (weights.made_of.get(source, (weights.old_names[source],)) for source in sources)
+            made_of[name] = tuple(chain.from_iterable(parts))
     return weights._replace(
         tensors=tensors,
         others=others,

@@ -15,8 +15,8 @@ from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.messages import some
 from ckptool.names.missing import by_likeness
 from ckptool.recipes.apply import Applied, apply_recipe
-from ckptool.recipes.of_transformers import rules_of_transformers
-from ckptool.recipes.recipe import Recipe, recipe_of
+from ckptool.recipes.of_transformers import applied_by_transformers
+from ckptool.recipes.recipe import HINT, Recipe, recipe_of
 from ckptool.sources.toml_file import read_toml
 
 _NAMED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "named")
@@ -25,15 +25,14 @@ _TRANSFORMERS: Final = "transformers:"
 _SETTINGS: Final = ("config.json", "params.json")
 _INSIDE: Final = ("text_config", "llm_config")
 """Where settings of models for pictures and text have those of the language model."""
-_HINT: Final = "docs/layouts.md says what a recipe may have."
 
 
 @dataclass(frozen=True)
 class AskedRecipe:
     """A recipe that a caller asked for."""
 
-    recipe: Recipe | Callable[[Checkpoint, Weights], Recipe]
-    """It, or what makes it for the weights of a checkpoint."""
+    recipe: Recipe | Callable[[Checkpoint, Weights], Applied]
+    """It, or what applies it to the weights of a checkpoint."""
     numbers: Mapping[str, int]
     """Those that the caller says."""
 
@@ -44,14 +43,11 @@ class AskedRecipe:
         Raises:
             MigrationRefused: What ``apply_recipe`` refuses; or a quantised weight would be more than renamed.
         """
-        recipe = self.recipe if isinstance(self.recipe, Recipe) else self.recipe(checkpoint, weights)
-        given = {**settings_of(checkpoint), **self.numbers}
-        unknown = [name for name in self.numbers if name not in {*recipe.numbers, *recipe.lets}]
-        if unknown:
-            near = some(recipe.numbers or ["none"])
-            fact = f"recipe {recipe.name!r} has no number {unknown[0]!r}"
-            raise MigrationRefused(fact, kind="recipe-number", hint=f"Its numbers are {near}.")
-        found = apply_recipe(recipe, weights, given, checkpoint.source.cancellation)
+        if isinstance(self.recipe, Recipe):
+            given = {**settings_of(checkpoint), **self.numbers}
+            found = apply_recipe(self.recipe, weights, given, checkpoint.source.cancellation)
+        else:
+            found = self.recipe(checkpoint, weights)
         moved = {one for parts in found.weights.made_of.values() for one in parts}
         quantised = quantization_of(checkpoint) if moved else None
         head = weights.state_dict.head
@@ -104,7 +100,7 @@ def _from_file(name: str, path: str) -> Recipe:
             raise ValueError(f"a part is no recipe that comes with ckptool: {other!r}")
         return read_recipe(other)
 
-    return recipe_of(name, read_toml(path, "bad-recipe", _HINT), path, part)
+    return recipe_of(name, read_toml(path, "bad-recipe", HINT), path, part)
 
 
 def asked(
@@ -123,23 +119,23 @@ def asked(
         return None
     if wrong := next((name for name, value in numbers.items() if type(value) is not int), None):
         raise ValueError(f"recipe_arguments are integers: {wrong}={numbers[wrong]!r}")
-    if isinstance(given, str) and given.startswith(_TRANSFORMERS):
-        return AskedRecipe(partial(_of_transformers, given, reverse), dict(numbers))
-    recipe = read_recipe(given)
+    is_made = isinstance(given, str) and given.startswith(_TRANSFORMERS)
+    recipe = Recipe(os.fspath(given), ()) if is_made else read_recipe(given)
+    if unknown := [name for name in numbers if name not in {*recipe.numbers, *recipe.lets}]:
+        fact = f"recipe {recipe.name!r} has no number {unknown[0]!r}"
+        raise MigrationRefused(fact, kind="recipe-number", hint=f"Its numbers are {some(recipe.numbers or ['none'])}.")
+    if is_made:
+        return AskedRecipe(partial(_of_transformers, recipe.name, reverse), {})
     return AskedRecipe(recipe.reversed if reverse else recipe, dict(numbers))
 
 
-def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Recipe:
-    """Return the recipe that transformers has for a model type, for these weights."""
+def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Applied:
+    """Return what transformers makes of the weights of a model type."""
     config = object_beside(checkpoint.path, checkpoint.source, _SETTINGS[0])
     if not config:
         fact = f"{name!r} needs config.json beside the file, and there is none"
         raise MigrationRefused(fact, kind="recipe-number", hint="Put the config.json of the model beside the file.")
-    shapes = {one: tensor.shape for one, tensor in weights.tensors.items()}
-    rules = rules_of_transformers(name.removeprefix(_TRANSFORMERS), shapes, config, reverse=reverse)
-    if not rules:
-        raise MigrationRefused(f"{name!r} leaves all names and tensors as they are", kind="recipe-unmatched")
-    return recipe_of(name, {"rest": "keep", "rule": rules}, name, read_recipe)
+    return applied_by_transformers(name.removeprefix(_TRANSFORMERS), weights, config, reverse=reverse)
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, int]:

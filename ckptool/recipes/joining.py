@@ -18,6 +18,8 @@ from ckptool.checkpoints.parsed import Parsed, Shard, Traits
 from ckptool.checkpoints.weights import WeightsChoice, choose
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
+from ckptool.formats.directories.pointers import named_by
+from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.slices import ranks_said
 from ckptool.formats.slices.numbering import numbers, set_of
 from ckptool.limits import Limits
@@ -25,7 +27,7 @@ from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
-from ckptool.recipes.slices import SliceRules, joined, refuse_width
+from ckptool.recipes.slice_rules import SliceRules, joined, refuse_width
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_far, is_likely
 from ckptool.tensors.reading import LazyTensor
@@ -68,12 +70,18 @@ def open_joined(
     """
     if is_far(path):
         raise MigrationRefused("slices of ranks are joined from a folder that is here", kind="far-slices", path=path)
-    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    place = path
+    for _ in range(0 if os.path.isdir(path) else 1 + rules.of.files.count("/")):
+        place = os.path.dirname(place) or os.curdir
     folder = FolderSource(place, limits.cancellation)
     try:
+        if named := named_by(folder, MEGATRON):  # the save that is the last one
+            place = folder.place_of(named)
+            folder.close()
+            folder = FolderSource(place, limits.cancellation)
         with about(place):
             names = [*folder.files, *(f"{one}/{name}" for one in folder.folders for name in folder.names(one)[0])]
-            files = _files(names, rules, os.path.basename(path) if place != path else None)
+            files = _files(names, rules, None if os.path.isdir(path) else os.path.relpath(path, place))
             opened = [[_opened(folder, name, limits) for name in own] for own in files]
             ranks = [_rank(own, key or rules.of.key, which) for own in opened]
             first = opened[0][0]

@@ -1,35 +1,57 @@
 """
-By which renames and which recipe the weights of one checkpoint get the names and shapes of another.
+By which renames and which recipes the weights of one checkpoint get the names and shapes of another.
 
 Nothing is guessed by shapes alone, for q and k have one shape: a way is a few renames that wrappers and trainers make,
-and one of the recipes that come with ckptool.
+one of the recipes that come with ckptool, or two in a row, and again a few renames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from glob import escape
 from itertools import islice, takewhile
-from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.checkpoints.weights import Weights
-from ckptool.errors import Failure, MigrationRefused
-from ckptool.messages import counted, some
+from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
+from ckptool.errors import Failure, MigrationRefused, about
+from ckptool.formats import open_checkpoint
+from ckptool.formats.json_beside import object_beside
+from ckptool.messages import as_path, counted, some
 from ckptool.names import matching
 from ckptool.names.matching import KeyMatch, Rename, Renames, Shapes, is_benign
+from ckptool.names.patterns import Pattern
 from ckptool.names.renaming import matches
 from ckptool.recipes import NO_NUMBERS
-from ckptool.recipes.apply import Applied
-from ckptool.recipes.find import AskedRecipe, named_recipes, read_recipe
+from ckptool.recipes.apply import Applied, Move
+from ckptool.recipes.find import AskedRecipe, named_recipes, read_recipe, settings_of
 from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
 """Names of each side that a recipe has to know before it is tried."""
+_LONGEST: Final = 64
+"""Characters of a model type."""
 _DEEPEST: Final = 3
 """Components that all names begin with, of which a recipe may know nothing."""
-_SIDES: Final = attrgetter("sources"), attrgetter("targets")
+Made: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""The names that a tensor is made of, and what is done to them."""
+
+
+class Step(NamedTuple):
+    """A recipe on a way."""
+
+    recipe: Recipe
+    """In the direction of the way."""
+    reverse: bool
+    numbers: Mapping[str, int]
+    """What it has to be told."""
+
+    def patterns(self, *, to: bool) -> list[Pattern]:
+        """Return what the names look like that it takes, or that it gives."""
+        rules = [rule for rule in self.recipe.rules if rule.only != "back"]
+        return [one for rule in rules for one in (rule.targets if to else rule.sources)]
 
 
 class Way(NamedTuple):
@@ -37,16 +59,15 @@ class Way(NamedTuple):
 
     changes: Renames
     """What is done to the names first."""
-    recipe: str | None
-    reverse: bool
+    steps: tuple[Step, ...]
+    then: Renames
+    """What is done to the names last."""
     matched: KeyMatch
     """How the outcome fits."""
-    made: Mapping[str, object] = {}
+    made: Mapping[str, Made] = {}
     """What each tensor is made of."""
     exclude: tuple[str, ...] = ()
     """Globs of buffers that a model computes itself, and that the other has not."""
-    numbers: Mapping[str, int] = NO_NUMBERS
-    """What the recipe has to be told."""
     lacks: str = ""
     """Which number nothing says."""
 
@@ -54,19 +75,36 @@ class Way(NamedTuple):
     def fits(self) -> bool:
         """Whether every name that is wanted has one candidate, and nothing is left over."""
         matched = self.matched
-        is_clear = not (matched.reshaped or matched.alternatives or matched.target_wrapped or self.lacks)
+        is_clear = not (matched.reshaped or matched.alternatives or self.lacks)
         return is_clear and bool(matched.pairs) and all(map(is_benign, (*matched.missing, *matched.unexpected)))
 
     @property
+    def is_renaming(self) -> bool:
+        """Whether it is the first renames alone."""
+        return not (self.steps or self.matched.target_wrapped)
+
+    def applied(self, checkpoint: Checkpoint, weights: Weights) -> Applied:
+        """Return weights, whose names are changed already, in the layout and with the names of the other checkpoint."""
+        moves, notes = list[Move](), list[str]()
+        for step in self.steps:
+            weights, own, more = AskedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
+            moves += own
+            notes += more
+        named = _named(weights, {found: name for name, found in self.matched.pairs.items()})
+        return Applied(named, tuple(moves), tuple(notes))
+
+    @property
     def options(self) -> str:
-        """The options of ``migrate`` that go it."""
-        given: list[tuple[str, str]] = []
-        given += [(change.option, f"'{change.argument}'" if change.argument else "True") for change in self.changes]
-        given += [("recipe", f"'{self.recipe}'")] if self.recipe else []
-        given += [("reverse", "True")] if self.reverse else []
-        given += [("recipe_arguments", str(dict(self.numbers)))] if self.numbers else []
-        given += [("exclude", str(list(self.exclude)))] if self.exclude else []
-        return ", ".join(f"`{option}={value}`" for option, value in given) or "no change"
+        """The options of ``migrate`` that go it; several calls, one after the other, where it says so."""
+        calls = [_said(self.changes)]
+        calls[0] += [f"`exclude={list(self.exclude)}`"] if self.exclude else []
+        for step in self.steps:
+            given = [f"`recipe={step.recipe.name!r}`"]
+            given += ["`reverse=True`"] if step.reverse else []
+            given += [f"`recipe_arguments={dict(step.numbers)}`"] if step.numbers else []
+            calls = [*calls, given] if step is not self.steps[0] else [calls[0] + given]
+        last = _said(self.then) + (["its wrappers"] if self.matched.target_wrapped else [])
+        return ", then ".join(", ".join(call) for call in (*calls, last) if call) or "no change"
 
     @property
     def left(self) -> str:
@@ -81,7 +119,37 @@ class Way(NamedTuple):
         facts += [f"{len(odd):,} of another shape: {some(odd)}"] if odd else []
         ways = [matching.as_options(changes) for changes in (matched.changes, *matched.alternatives)]
         facts += [f"more than one way: {some(ways)}"] if matched.alternatives else []
-        return "; ".join(facts) or "its wrappers"
+        return "; ".join(facts)
+
+
+def _said(changes: Renames) -> list[str]:
+    return [f"`{one.option}='{one.argument}'`" if one.argument else f"`{one.option}=True`" for one in changes]
+
+
+def way_like(checkpoint: Checkpoint, weights: Weights, like: str | os.PathLike[str], given: Mapping[str, int]) -> Way:
+    """
+    Return the one way to the names and shapes of another checkpoint; ``given`` are numbers for recipes.
+
+    Raises:
+        MigrationRefused: No known way leads there, or more than one.
+        CkptoolError: The other cannot be read, or it is not clear which weights it has.
+    """
+    with open_checkpoint(like) as other, about(other.path):
+        tensors = prepare(other, choose(other, None, "auto"), NameChanges()).tensors
+        wanted = {name: tensor.shape for name, tensor in tensors.items()}
+        said = {} if settings_of(checkpoint) else settings_of(other)
+    way, *others = ways_to(checkpoint, weights, wanted, {**said, **given})
+    if not others and way.fits:
+        return way
+    ways = [one.options for one in (way, *others)]
+    fact = f"more than one way leads to the names of {as_path(other.path)}: {some(ways)}"
+    if not way.fits:
+        fact = f"no known way leads to the names of {as_path(other.path)}: with {way.options}, {way.left}"
+    model_type = str(object_beside(checkpoint.path, checkpoint.source, "config.json").get("model_type"))
+    is_type = model_type != "None" and len(model_type) < _LONGEST and model_type.replace("-", "_").isidentifier()
+    known = f", and `recipe='transformers:{model_type}'` is transformers' own" if is_type else ""
+    hint = f"Say which; 'ckptool recipe list' lists the layouts that are known{known}."
+    raise MigrationRefused(fact, kind="not-alike", hint=hint)
 
 
 def ways_to(
@@ -92,118 +160,143 @@ def ways_to(
 
     ``numbers`` are for recipes, beside what the checkpoint says.
     """
-    shapes = _shapes(weights)
-    plain = matching.match(expected, shapes)
-    best = Way(plain.changes, None, False, plain, exclude=_globs(plain, weights.old_names))
-    if best.fits:
-        return [best]
+    start = _Stage(checkpoint, weights, {name: ((old,), ()) for name, old in weights.old_names.items()})
+    plain = start.way(expected)
+    if plain.fits:
+        return [plain]
+    bare = start.renamed(matching.wrappers_off(weights.names)) or start
+    steps = list(_steps(numbers))
+    last = [step for step in steps if list(_seen_as(step.patterns(to=True), _Names(expected), step.recipe))]
+    ways = [one.way(expected) for one in _reached(bare, last)]
+    if not any(way.fits or way.lacks for way in ways):
+        hops = (hop for hop in _reached(bare, steps) if not hop.lacks)
+        ways += [one.way(expected) for hop in hops for one in _reached(hop, last)]
     fitting: list[Way] = []
-    lacking: list[Way] = []
-    for start in _starts(list(shapes)):
-        for recipe, reverse in _recipes(matching.renamed(list(shapes), start) or [], list(expected)):
-            way = _way(checkpoint, weights, expected, recipe, start, reverse=reverse, numbers=numbers)
-            if way is None:
-                continue
-            if way.lacks:
-                lacking.append(way)
-            elif way.fits and all(way.made != other.made for other in fitting):
-                fitting.append(way)
-            elif len(way.matched.pairs) > len(best.matched.pairs):
-                best = way
+    for way in sorted(ways, key=lambda way: len(way.changes) + len(way.then)):
+        if way.fits and all(way.made != other.made for other in fitting):
+            fitting.append(way)
+    lacking = [way for way in ways if way.lacks]
+    best = max((plain, *ways), key=lambda way: len(way.matched.pairs))
     return [*fitting, *lacking] if fitting else lacking[:1] or [best]
 
 
-def _starts(names: list[str]) -> Iterator[Renames]:
-    """Yield what may be taken off names before a recipe: wrappers, then components that all of them begin with."""
-    wrappers = matching.wrappers_off(names)
-    yield wrappers
-    parts = [name.split(".") for name in matching.renamed(names, wrappers) or names]
-    columns = takewhile(lambda column: len(set(column)) == 1, zip(*(one[:-1] for one in parts), strict=False))
-    common = [column[0] for column in islice(columns, _DEEPEST)]
-    for depth in range(1, len(common) + 1):
-        yield (*wrappers, Rename("strip_prefix", ".".join(common[:depth])))
+def _steps(numbers: Mapping[str, int]) -> Iterator[Step]:
+    """Yield the recipes that come with ckptool, each both ways."""
+    for name in named_recipes():
+        recipe = read_recipe(name)
+        own = {one: value for one, value in numbers.items() if one in {*recipe.numbers, *recipe.lets}}
+        yield Step(recipe, False, own)
+        with suppress(MigrationRefused):  # it has no way back
+            yield Step(recipe.reversed, True, own)
 
 
-def _globs(matched: KeyMatch, old_names: Mapping[str, str]) -> tuple[str, ...]:
+class _Names:
+    """Some of many names, and the components that all of them begin with."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        listed = list(names)
+        self.some = list(dict.fromkeys(listed[len(listed) * at // _SAMPLES] for at in range(_SAMPLES if listed else 0)))
+        parts = (name.split(".")[:-1] for name in listed)
+        columns = takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+        self.begin = [column[0] for column in islice(columns, _DEEPEST)]
+
+
+def _seen_as(patterns: Sequence[Pattern], names: _Names, recipe: Recipe) -> Iterator[Renames]:
+    """Yield by which changes of their prefix a recipe knows names: none, one less, or one that it has and they not."""
+
+    def knows(changes: Renames) -> bool:
+        found = matching.renamed(names.some, changes) or []
+        taken = (any(one.match(name) is not None for one in patterns) for name in found)
+        return bool(found) and (any if recipe.keeps_rest else all)(taken)
+
+    depths = range(len(names.begin) + 1)
+    less = [(Rename("strip_prefix", ".".join(names.begin[:depth])),) if depth else () for depth in depths]
+    known = [changes for changes in less if knows(changes)]
+    heads = dict.fromkeys(one.text.partition(".")[0] for one in patterns if not known)
+    more = ((Rename("add_prefix", head),) for head in heads if "{" not in head)
+    yield from known or filter(knows, more)
+
+
+class _Stage(NamedTuple):
+    """Weights on a way, of which each has the name as its old one that it has there."""
+
+    checkpoint: Checkpoint
+    weights: Weights
+    made: Mapping[str, Made]
+    changes: Renames = ()
+    steps: tuple[Step, ...] = ()
+    lacks: str = ""
+
+    def renamed(self, changes: Renames) -> _Stage | None:
+        names = matching.renamed(self.weights.names, changes)
+        if names is None or not all(names):
+            return None
+        new = dict(zip(self.weights.names, names, strict=True))
+        made = {new[name]: one for name, one in self.made.items()}
+        return self._replace(weights=_named(self.weights, new), made=made, changes=(*self.changes, *changes))
+
+    def after(self, step: Step) -> _Stage | None:
+        """Return what a recipe makes of it, or which number it lacks; None if it is about something else."""
+        weights = self.weights._replace(old_names={name: name for name in self.weights.names}, made_of={})
+        steps = (*self.steps, step)
+        try:
+            weights, moves, _ = AskedRecipe(step.recipe, step.numbers).applied(self.checkpoint, weights)
+        except MigrationRefused as error:
+            if error.kind != "recipe-number" or step.recipe.keeps_rest:
+                return None
+            return self._replace(steps=steps, lacks=f"{error.message}. {error.hint or ''}".rstrip())
+        except Failure:
+            return None
+        does = {name: (move.does,) for move in moves for name, _ in move.after}
+        made = dict[str, Made]()
+        for name, old in weights.old_names.items():
+            parts = [self.made[one] for one in weights.made_of.get(name, (old,))]
+            own = dict.fromkeys(one for _, done in parts for one in done)
+            made[name] = tuple(one for names, _ in parts for one in names), (*own, *does.get(name, ()))
+        return self._replace(weights=weights, made=made, steps=steps)
+
+    def way(self, expected: Shapes) -> Way:
+        """Return how it fits."""
+        if self.lacks:
+            return Way(self.changes, self.steps, (), matching.by_name({}, {}), lacks=self.lacks)
+        matched = matching.match(expected, {name: one.shape for name, one in self.weights.tensors.items()})
+        made = {name: self.made[found] for name, found in matched.pairs.items()}
+        exclude = _globs(matched, self.made)
+        if self.steps or matched.target_wrapped:
+            return Way(self.changes, self.steps, matched.changes, matched, made, exclude)
+        return Way(matched.changes, (), (), matched, made, exclude)
+
+
+def _reached(stage: _Stage, steps: Sequence[Step]) -> Iterator[_Stage]:
+    """Yield where recipes lead, each from names that it knows; only before the first have they another prefix."""
+    names, gone = _Names(stage.weights.names), {step.recipe.name for step in stage.steps}
+    for step in steps:
+        for changes in _seen_as(step.patterns(to=False), names, step.recipe) if step.recipe.name not in gone else ():
+            start = stage if not changes else stage.renamed(changes) if not gone else None
+            if start is not None and (found := start.after(step)) is not None:
+                yield found
+
+
+def _globs(matched: KeyMatch, made: Mapping[str, Made]) -> tuple[str, ...]:
     """Return globs of the buffers that are left over, as the source calls them; of nothing that is taken."""
-    left = [old_names[name] for name in matched.unexpected if is_benign(name)]
-    taken = [old_names[name] for name in matched.pairs.values()]
+    left = [made[name][0][0] for name in matched.unexpected if is_benign(name)]
+    taken = [one for name in matched.pairs.values() for one in made[name][0]]
     short = dict.fromkeys(f"*{name.rpartition('.')[2]}" for name in left)
     if any(matches(glob, name) for glob in short for name in taken):
         return tuple(map(escape, left))
     return tuple(short)
 
 
-def _shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
-    return {name: tensor.shape for name, tensor in weights.tensors.items()}
-
-
-def _recipes(found: Sequence[str], expected: Sequence[str]) -> Iterator[tuple[Recipe, bool]]:
-    """Yield the recipes, and whether they are reversed, that may be about names on both sides."""
-    sides = [[names[len(names) * at // _SAMPLES] for at in range(_SAMPLES)] for names in (found, expected) if names]
-    for name in named_recipes() if len(sides) == 2 else ():
-        recipe = read_recipe(name)
-        for reverse in (False, True):
-            try:
-                turned = recipe.reversed if reverse else recipe
-            except Failure:  # it has no way back
-                continue
-            patterns = [[one for rule in turned.rules for one in side(rule)] for side in _SIDES]
-            pairs = zip(patterns, sides, strict=True)
-            taken = [[any(one.match(name) is not None for one in own) for name in names] for own, names in pairs]
-            if all(map(any if recipe.keeps_rest else all, taken)):
-                yield turned, reverse
-
-
-def _way(
-    checkpoint: Checkpoint,
-    weights: Weights,
-    expected: Shapes,
-    recipe: Recipe,
-    changes: Renames,
-    *,
-    reverse: bool,
-    numbers: Mapping[str, int],
-) -> Way | None:
-    """Return the way by a recipe: after the renames that its outcome shows to be needed; None if it is no way."""
-    known = {*recipe.numbers, *recipe.lets}
-    own = {name: value for name, value in numbers.items() if name in known}
-    asked = AskedRecipe(recipe, own)
-    for _ in range(2):
-        renamed = _renamed(weights, changes)
-        if renamed is None:
-            return None
-        try:
-            applied = asked.applied(checkpoint, renamed)
-        except MigrationRefused as error:
-            if error.kind != "recipe-number" or recipe.keeps_rest:
-                return None
-            left = f"{error.message}. {error.hint or ''}".rstrip()
-            return Way(changes, recipe.name, reverse, matching.by_name({}, {}), lacks=left)
-        except Failure:
-            return None
-        matched = matching.match(expected, _shapes(applied.weights))
-        if not matched.changes:
-            exclude = _globs(matched, applied.weights.old_names)
-            return Way(changes, recipe.name, reverse, matched, _made(applied), exclude, own)
-        changes = (*changes, *matched.changes)
-    return None
-
-
-def _renamed(weights: Weights, changes: Renames) -> Weights | None:
-    names = matching.renamed(weights.names, changes)
-    if names is None or not all(names):
-        return None
-    new = dict(zip(weights.names, names, strict=True))
+def _named(weights: Weights, new: Mapping[str, str]) -> Weights:
+    """Return weights under other names, where ``new`` has some."""
+    names = {name: new.get(name, name) for name in weights.names}
+    if len(set(names.values())) < len(names):
+        raise MigrationRefused("two of its names would be one", kind="name-collision")
     return weights._replace(
-        tensors={new[name]: tensor for name, tensor in weights.tensors.items()},
-        others={new[name]: node for name, node in weights.others.items()},
-        old_names={new[name]: old for name, old in weights.old_names.items()},
+        tensors={names[name]: tensor for name, tensor in weights.tensors.items()},
+        others={names[name]: node for name, node in weights.others.items()},
+        old_names={names[name]: old for name, old in weights.old_names.items()},
+        made_of={names[name]: parts for name, parts in weights.made_of.items()},
+        modules={},
+        assumed={},
     )
-
-
-def _made(applied: Applied) -> dict[str, object]:
-    """Return what each tensor is made of, and how."""
-    does = {name: move.does for move in applied.moves for name, _ in move.after}
-    weights = applied.weights
-    return {name: (weights.made_of.get(name, old), does.get(name)) for name, old in weights.old_names.items()}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Final
 
 from ckptool.errors import MigrationRefused
 from ckptool.messages import some
-from ckptool.recipes.recipe import Number, Rule, Step
-from ckptool.tensors.pieces import Piece, in_pieces, joined, packed
+from ckptool.recipes.recipe import Number, Rule, Step, after
+from ckptool.tensors.pieces import Piece, PiecesSource, in_pieces, joined, packed
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable, row_major
 
@@ -35,55 +36,52 @@ def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]
     """
     found = [[plain(one) for one in column] for column in columns]
     is_list = rule.sources[0].many is not None
-    for step in rule.steps:
-        found, is_list = _after(step, found, is_list, rule, value)
+    for number, step in enumerate(rule.steps, 1):
+        try:
+            found, is_list = _after(step, found, is_list, rule, value)
+        except MigrationRefused as error:
+            error.hint = error.hint or f"Look at step {number}, {str(step)!r}, of the rule {rule}."
+            raise
     return [[settled(one) for one in column] for column in found]
 
 
 def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value: Value) -> tuple[list[Tensors], bool]:
-    op, ends_as_list = step.op, rule.targets[0].many is not None
-    if op == "stack":
-        return ([[_stacked(one, step.dim)] for one in columns], False) if is_list else (_rows(columns, step), is_list)
-    if op == "concat":
-        sizes = tuple(map(value, step.sizes))
-        if len(columns) > 1:
-            columns = [columns[place] for place in step.order or range(len(columns))]
-            return [[concatenated(row, step.dim, sizes) for row in zip(*columns, strict=True)]], is_list
-        _refuse_count(columns[0], value(step.parts or 0))
-        return [[concatenated(columns[0], step.dim, sizes)]], False
-    if op == "unstack":
-        if ends_as_list and not is_list:
-            return [_unstacked(column[0], step.dim) for column in columns], True
-        return _turned([_unstacked(one, step.dim, len(rule.targets)) for one in columns[0]], step), is_list
-    if op == "split":
-        sizes = tuple(map(value, step.sizes))
-        return _turned([cut(one, step.dim, sizes) for one in columns[0]], step), is_list
-    if op == "chunk":
-        if ends_as_list and not is_list and step.parts is not None:
-            return [chunks(columns[0][0], step.dim, value(step.parts))], True
-        parts = value(step.parts) if step.parts is not None else len(step.order) or len(rule.targets)
-        return _turned([chunks(one, step.dim, parts) for one in columns[0]], step), is_list
-    change = _CHANGES[op]
-    of = step.of or range(len(columns))
-    found = []
-    for at, column in enumerate(columns):
-        found.append([change(one, step, value) for one in column] if at in of else column)
-    return found, is_list
+    way, count, is_list = after(step, len(columns), is_list, rule)
+    if way == "each":
+        of, change = step.of or range(len(columns)), _CHANGES[step.op]
+        changed = [
+            [change(one, step, value) for one in column] if at in of else column for at, column in enumerate(columns)
+        ]
+        return changed, is_list
+    sizes = tuple(map(value, step.sizes))
 
+    def joined_up(parts: Sequence[LazyTensor]) -> LazyTensor:
+        return stacked(parts, step.dim) if step.op == "stack" else concatenated(parts, step.dim, sizes)
 
-def _rows(columns: list[Tensors], step: Step) -> list[Tensors]:
-    return [[_stacked([one for column in columns for one in column], step.dim)]]
+    def apart(one: LazyTensor) -> Tensors:
+        if step.op == "split":
+            return cut(one, step.dim, sizes)
+        if step.op == "chunk":
+            return chunks(one, step.dim, count if way == "apart" else value(step.parts or 0))
+        return _unstacked(one, step.dim, count if way == "apart" else None)
+
+    if way == "rows":
+        ordered = [columns[place] for place in step.order or range(len(columns))]
+        return [[joined_up(row) for row in zip(*ordered, strict=True)]], is_list
+    if way == "lists":
+        if step.op == "concat" and len(columns[0]) != value(step.parts or 0):
+            fact = f"there are {len(columns[0])} of it, and the recipe wants {value(step.parts or 0)}"
+            raise _refused(columns[0][0], fact)
+        return [[joined_up(column)] for column in columns], is_list
+    if way == "to lists":
+        return [apart(column[0]) for column in columns], is_list
+    return _turned([apart(one) for one in columns[0]], step), is_list
 
 
 def _turned(rows: list[Tensors], step: Step) -> list[Tensors]:
     """Return what rows of parts are by part: the parts are in the order that the step says they lie in."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     return [columns[step.order.index(place)] for place in range(len(columns))] if step.order else columns
-
-
-def _refuse_count(column: Tensors, wanted: int) -> None:
-    if len(column) != wanted:
-        raise _refused(column[0], f"there are {len(column)} of it, and the recipe wants {wanted}")
 
 
 def _refused(tensor: LazyTensor, fact: str) -> MigrationRefused:
@@ -126,16 +124,10 @@ def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes
     first = parts[0]
     if len(shape) > MAX_RANK or not is_countable(shape):
         raise _refused(first, f"{len(parts)} of them are more elements than a tensor can have")
-    pieces, begin = [], 0
-    for part, size in zip(parts, sizes, strict=True):
-        box = (*shape[:dim], size, *shape[dim + 1 :])
-        offsets = (*((0,) * dim), begin, *((0,) * (len(shape) - dim - 1)))
-        info = part.info._replace(shape=box, stride=_widened(part, dim)) if len(box) > len(part.shape) else part.info
-        pieces.append(Piece(offsets, box, part.name, partial(_same, info)))
-        begin += size
     storage = first.info.storage
     assert storage is not None  # plain saw it
     name = first.name if len(parts) == 1 else f"{first.name} and {len(parts) - 1} more"
+    pieces = partial(_pieces, parts, len(shape), dim, sizes)
     info = joined(name, shape, first.info.dtype, pieces, storage.source.cancellation)
     info = info._replace(location=first.info.location, requires_grad=first.info.requires_grad, kind=first.info.kind)
     if info.storage is not None:
@@ -143,13 +135,26 @@ def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes
     return LazyTensor(name, info)
 
 
+def _pieces(parts: Sequence[LazyTensor], rank: int, dim: int, sizes: Sequence[int]) -> list[Piece]:
+    """Return the pieces of parts that were joined: of a part that was joined itself, its own, whose bytes are runs."""
+    found = []
+    for part, begin in zip(parts, accumulate(sizes, initial=0), strict=False):
+        source = part.info.storage and part.info.storage.source
+        inner = [((0,) * len(part.shape), part.info)]
+        if isinstance(source, PiecesSource) and part.info.is_as_stored and source.shape == part.shape:
+            inner = [(one.offsets, source.info(index)) for index, one in enumerate(source.pieces)]
+        for offsets, info in inner:
+            if rank > len(part.shape):  # a dimension more, of one element
+                offsets = (*offsets[:dim], 0, *offsets[dim:])
+                shape, stride = ((*side[:dim], 1, *side[dim:]) for side in (info.shape, info.stride))
+                info = info._replace(shape=shape, stride=stride)
+            offsets = (*offsets[:dim], offsets[dim] + begin, *offsets[dim + 1 :])
+            found.append(Piece(offsets, info.shape, part.name, partial(_same, info)))
+    return found
+
+
 def _same(info: TensorInfo) -> TensorInfo:
     return info
-
-
-def _widened(part: LazyTensor, dim: int) -> tuple[int, ...]:
-    """Return the strides of a tensor with one more dimension, of one element."""
-    return (*part.info.stride[:dim], 1, *part.info.stride[dim:])
 
 
 def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], object]) -> None:
@@ -161,7 +166,8 @@ def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], obj
             raise MigrationRefused(f"{other.name!r} is {what}: they cannot be one tensor", kind="recipe-shape")
 
 
-def _stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+def stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
+    """Return tensors of one shape as one that has a dimension more."""
     first = parts[0]
     dim = _dim(first, dim, len(first.shape) + 1)
     _refuse_unlike(parts, lambda one: one.shape)

@@ -3,32 +3,51 @@ Recipes from transformers' own table of conversions: what makes a checkpoint of 
 
 The table is a list of changes of names by regular expressions, one after the other, and of operations on tensors, some
 of them below one module only. So the class is built without memory (on the device ``meta``), transformers itself says
-what becomes of each name, and `transformers_steps` says its operations as steps of a recipe. No tensor is read.
+what becomes of each name, and does its operations on tensors without memory, which are traced. No tensor is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ckptool.errors import MigrationRefused
-from ckptool.recipes.transformers_steps import Rule, Shape, for_all_layers, is_for_scales, rules_of
+from ckptool.checkpoints.weights import Weights
+from ckptool.errors import MigrationRefused, UnsupportedFeature
+from ckptool.recipes.apply import Applied, Made, Move, put_together
+from ckptool.recipes.moves import concatenated, plain, settled, stacked
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import row_major
 from ckptool.torch_ops.packages import needed
 
+if TYPE_CHECKING:
+    from ckptool.torch_ops.tracing import View
 
-def rules_of_transformers(
-    model_type: str, shapes: Mapping[str, Shape], config: Mapping[str, Any], *, reverse: bool = False
-) -> list[Rule]:
+_FIRST: Final = (
+    "CAUSAL_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "MULTIMODAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "PRETRAINING",
+)
+"""Tasks whose classes have all heads."""
+_DEQUANTIZES: Final = "Inkling2LoopDequantizeExperts"
+"""It takes weights alone, too: it makes quantised ones plain, and has no part in others."""
+
+
+def applied_by_transformers(
+    model_type: str, weights: Weights, config: Mapping[str, Any], *, reverse: bool = False
+) -> Applied:
     """
-    Return the rules that make of tensors what transformers' loading makes; with ``reverse``, what its saving makes.
+    Return what transformers' loading makes of weights; with ``reverse``, what its saving makes.
 
-    ``shapes`` are those of the tensors at hand, by their names: the rules are for these. Tensors that keep their names,
-    or that the class has not, are in no rule.
+    Tensors that the class has not stay as they are.
 
     Raises:
-        MigrationRefused: transformers has no such model type, or cannot build its class from this config, or a part of
-            a tensor is missing.
+        MigrationRefused: transformers has no such model type, or cannot build its class from this config, or changes
+            nothing, or a part of a tensor is missing.
         UnsupportedFeature: It does something to a tensor that is no move of bytes.
         MissingPackage: transformers is not installed, or is older than 5.
     """
@@ -40,8 +59,22 @@ def rules_of_transformers(
     if reverse:  # a prefix that was taken away, or was not there, is not known any more
         changes = [one for one in changes if not isinstance(one, _part("core_model_loading").PrefixChange)]
         changes = [change.reverse_transform() for change in changes[::-1]]
-    rules = [rule for group in _groups(shapes, changes, model, reverse) for rule in _rules(group, model)]
-    return for_all_layers([rule for rule in rules if rule["from"] != rule["to"] or "steps" in rule], shapes)
+    made, moves = list[Made](), list[Move]()
+    for group in _groups(list(weights.tensors), changes, model, reverse):
+        names, tensors = group.names, _made(group, weights, model)
+        single = weights.tensors[names[0]].info if len(names) == 1 and len(tensors) == 1 else None
+        kept = [name for name, one in tensors.items() if one.info is single]
+        made += [Made(names[0], name, tuple(names), None if name in kept else one) for name, one in tensors.items()]
+        if not kept:
+            before = tuple((name, weights.tensors[name].shape) for name in names)
+            does = ", ".join(type(one).__name__ for one in group.converter.operations)
+            moves.append(Move(does, before, tuple((name, one.shape) for name, one in tensors.items())))
+    taken = {name for one in made for name in one.sources}
+    if not moves and all(one.at == one.name for one in made):
+        fact = f"'transformers:{model_type}' leaves all names and tensors as they are"
+        raise MigrationRefused(fact, kind="recipe-unmatched")
+    rest = [name for name in weights.names if name not in taken]
+    return put_together(f"transformers:{model_type}", weights, made, moves, rest)
 
 
 def _part(name: str) -> Any:
@@ -71,22 +104,9 @@ def _model(model_type: str, config: Mapping[str, Any]) -> Any:
 def _classes(settings: type) -> Iterator[Any]:
     """Yield the classes that transformers has for a kind of config, those with all heads first."""
     auto = _part("models.auto.modeling_auto")
-    tables = [
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING,
-        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING,
-        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
-        auto.MODEL_FOR_PRETRAINING_MAPPING,
-        auto.MODEL_MAPPING,
-        *(
-            one
-            for name, one in sorted(auto.__dict__.items())
-            if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING")
-        ),
-    ]
-    for table in tables:
-        classes = table.get(settings, ())
+    tables = {name: one for name, one in sorted(auto.__dict__.items()) if re.fullmatch("MODEL_(FOR_.*_)?MAPPING", name)}
+    for name in (*(f"MODEL_FOR_{kind}_MAPPING" for kind in _FIRST), "MODEL_MAPPING", *tables):
+        classes = tables[name].get(settings, ())
         yield from classes if isinstance(classes, tuple) else (classes,)
 
 
@@ -107,10 +127,14 @@ class _Group:
     def __init__(self, target: str, converter: Any, renamed: Callable[[str], str]) -> None:
         self.target, self.converter = target, converter
         self.renamed = renamed  # what is still done to the names of the results
-        self.parts: dict[str | None, dict[str, Shape]] = {}
+        self.parts: dict[str | None, list[str]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return [name for part in self.parts.values() for name in part]
 
 
-def _groups(shapes: Mapping[str, Shape], changes: list[Any], model: Any, reverse: bool) -> list[_Group]:
+def _groups(names: Sequence[str], changes: list[Any], model: Any, reverse: bool) -> list[_Group]:
     """Return which tensors become which, as transformers says it."""
     loading = _part("core_model_loading")
     renamings = [change for change in changes if isinstance(change, loading.WeightRenaming)]
@@ -122,7 +146,7 @@ def _groups(shapes: Mapping[str, Shape], changes: list[Any], model: Any, reverse
         return str(loading.apply_renamings(name, renamings))
 
     groups: dict[str, _Group] = {}
-    for name in sorted(shapes, key=loading.dot_natural_key):
+    for name in sorted(names, key=loading.dot_natural_key):
         if reverse:
             target, pattern = loading.apply_converters(name, converters)
             target = target if pattern else renamed(name)
@@ -133,31 +157,53 @@ def _groups(shapes: Mapping[str, Shape], changes: list[Any], model: Any, reverse
             if target not in there:
                 continue
         group = groups.setdefault(target, _Group(target, by_pattern.get(pattern), renamed if reverse else str))
-        group.parts.setdefault(pattern, {})[name] = tuple(shapes[name])
+        group.parts.setdefault(pattern, []).append(name)
     return list(groups.values())
 
 
-def _rules(group: _Group, model: Any) -> list[Rule]:
-    """Return the rule for one group, or several where parts of some tensors become parts of others."""
+def _made(group: _Group, weights: Weights, model: Any) -> dict[str, LazyTensor]:
+    """Return what becomes of the tensors of a group, by name: transformers' own operations on them are traced."""
+    names, target = group.names, group.target
     if group.converter is None:
-        names = [name for part in group.parts.values() for name in part]
         if len(names) > 1:
-            raise MigrationRefused(f"{len(names)} tensors would become {group.target!r}: {', '.join(names)}")
-        return [{"from": names[0], "to": group.target}]
-    patterns = group.converter.source_patterns
-    missing = [pattern for pattern in patterns if pattern not in group.parts]
-    if missing and not is_for_scales(group.converter):
-        raise MigrationRefused(f"{group.target!r} needs {missing[0]!r}, which is missing")
-    parts = [group.parts[pattern] for pattern in patterns if pattern in group.parts]
-    return rules_of(group.converter, parts, _made(group, model), model, group.target)
-
-
-def _made(group: _Group, model: Any) -> dict[str, Shape]:
-    """Return the names and shapes of the results: transformers' own operations, on tensors without memory."""
+            raise MigrationRefused(f"{len(names)} tensors would become {target!r}: {', '.join(names)}")
+        return {target: weights.tensors[names[0]]}
     converter = deepcopy(group.converter)
-    for pattern, part in group.parts.items():
-        for name, shape in part.items():
-            converter.add_tensor(group.target, name, pattern, needed().empty(shape, device="meta"))
-    made = converter.convert(group.target, model=model, config=model.config)
-    tensors = {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
-    return {group.renamed(name): tuple(tensor.shape) for name, tensor in tensors.items()}
+    missing = [pattern for pattern in converter.source_patterns if pattern not in group.parts]
+    if missing and type(converter.operations[0]).__name__ != _DEQUANTIZES:
+        raise MigrationRefused(f"{target!r} needs {missing[0]!r}, which is missing")
+    tracing = needed("ckptool.torch_ops.tracing").Tracing(_copied)
+    for pattern in filter(group.parts.__contains__, converter.source_patterns):
+        for name in group.parts[pattern]:
+            tensor = plain(LazyTensor(name, weights.tensors[name].info))
+            converter.add_tensor(target, name, pattern, tracing.tensor(tensor, tensor.shape))
+    made = tracing.run(lambda: converter.convert(target, model=model, config=model.config))
+    found = {}
+    for name, one in made.items():
+        view = tracing.view(one[0] if isinstance(one, list) else one)
+        if view is None:
+            operations = ", ".join(type(operation).__name__ for operation in converter.operations)
+            fact = f"{target!r}: transformers does {operations} to it, which is no move of bytes"
+            raise UnsupportedFeature(fact)
+        seen = _seen(view)
+        is_kept = any(seen.info is weights.tensors[one].info for one in names)
+        found[group.renamed(name)] = seen if is_kept else settled(seen)
+    return found
+
+
+def _copied(name: str, views: Sequence[View[LazyTensor]], dim: int) -> LazyTensor:
+    """Return what torch makes of views: a copy, or several joined."""
+    parts = [_seen(one) for one in views]
+    if name == "stack":
+        return stacked(parts, dim)
+    return concatenated(parts, dim, None) if name == "cat" else settled(parts[0])
+
+
+def _seen(view: View[LazyTensor]) -> LazyTensor:
+    whole, shape, stride, begin = view
+    if (shape, stride, begin) == (whole.shape, row_major(whole.shape), 0):
+        return whole
+    info = settled(whole).info
+    return LazyTensor(
+        whole.name, info._replace(shape=shape, stride=stride, storage_offset=info.storage_offset + begin, parts=())
+    )

@@ -14,12 +14,14 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 from operator import add, floordiv, mul, sub
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.errors import MalformedFile, MigrationRefused
 from ckptool.messages import some
 from ckptool.names.patterns import Pattern, said_in
 
+Way: TypeAlias = Literal["each", "lists", "rows", "to lists", "apart"]
+"""What a step goes over: each tensor; lists, each of which becomes one; rows, one of each name; or tensors, cut up."""
 Number: TypeAlias = int | str
 """An integer, or an expression of integers and names: ``num_attention_heads * head_dim``."""
 
@@ -58,7 +60,7 @@ _MOST_LETS: Final = 100
 _MOST_RULES: Final = 20_000
 _LONGEST_NAME: Final = 2_000
 """Characters of a name, with all alternatives of its variables."""
-_HINT: Final = "docs/layouts.md says what a recipe may have."
+HINT: Final = "docs/layouts.md says what a recipe may have."
 
 
 class Step(NamedTuple):
@@ -206,8 +208,10 @@ class Numbers:
         return found
 
     def _unknown(self, name: str) -> MigrationRefused:
-        fact = f"recipe {self._recipe.name!r} needs {name!r}, and no config.json beside the file says it"
-        return MigrationRefused(fact, kind="recipe-number", hint=f"Say it with `recipe_arguments=`, as {name}=32.")
+        lacking = some([repr(one) for one in self._recipe.numbers if one not in self._known] or [repr(name)], 8)
+        fact = f"recipe {self._recipe.name!r} needs {lacking}, and no config.json beside the file says it"
+        hint = f"Put that of the model there, or say each with `recipe_arguments=`, as {name}=32."
+        return MigrationRefused(fact, kind="recipe-number", hint=hint)
 
 
 @lru_cache
@@ -256,7 +260,7 @@ def recipe_of(name: str, table: Mapping[str, Any], path: str, named: Callable[[s
     try:
         return _recipe(name, table, named)
     except ValueError as error:
-        raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=_HINT) from error
+        raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=HINT) from error
 
 
 def _recipe(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe]) -> Recipe:
@@ -379,6 +383,8 @@ def _texts(value: object, what: str) -> list[str]:
 def _steps(table: Mapping[str, Any]) -> Iterator[Step]:
     if "steps" not in table:
         given = {key: value for key, value in table.items() if key not in _ABOUT_RULE}
+        own = _PARAMETERS.get(str(table.get("op", "rename")), given)  # of one that is none, that is said
+        _refuse_unknown(table, (*_ABOUT_RULE, "op", "steps", *own), "")
         yield _step({"op": "rename", **given})
         return
     steps = table["steps"]
@@ -444,18 +450,22 @@ def _check(rule: Rule) -> None:
         return
     apart = [sorted(one.variables - {one.many}) for one in (sources[0], targets[0])]
     if apart[0] != apart[1]:
-        raise ValueError(f"{str(sources[0])!r} and {str(targets[0])!r} have other variables")
+        variables = (
+            f"{str(side[0])!r} has {', '.join(names) or 'none'}"
+            for side, names in zip((sources, targets), apart, strict=True)
+        )
+        raise ValueError(f"both sides have the same variables: {' and '.join(variables)}; numbers of a list are {{e*}}")
     columns, is_list = len(sources), sources[0].many is not None
     for step in steps:
-        columns, is_list = after(step, columns, is_list, rule)
+        _, columns, is_list = after(step, columns, is_list, rule)
     if columns != len(targets) or is_list != (targets[0].many is not None):
         what = f"{rule.does} makes {columns} {'lists' if is_list else 'tensors'}"
         raise ValueError(f"{what}, and to has {len(targets)} names: {some(list(map(str, targets)))}")
 
 
-def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[int, bool]:
+def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[Way, int, bool]:
     """
-    Return how many tensors there are after a step, or lists of them, and whether they are lists.
+    Return the way of a step, how many tensors there are after it, or lists of them, and whether they are lists.
 
     Raises:
         ValueError: The step does not take so many.
@@ -463,35 +473,36 @@ def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[int, boo
     op, wanted = step.op, len(rule.targets)
     if step.of and max(step.of) >= columns:
         raise ValueError(f"{op} is about the tensors {list(step.of)}, and there are {columns}")
-    ends_as_list = rule.targets[0].many is not None
-    if op == "stack" and (is_list or columns > 1):
-        return (columns, False) if is_list else (1, False)
-    if op == "concat" and (columns > 1 or is_list):
-        if columns == 1 and step.parts is None:
+    becomes_list = rule.targets[0].many is not None and not is_list
+    if op == "stack" and is_list:
+        return "lists", columns, False
+    if op in ("stack", "concat") and columns > 1:
+        _refuse_count(step, columns)
+        return "rows", 1, is_list
+    if op == "concat" and is_list:
+        if step.parts is None:
             raise ValueError("concat of a list needs parts: how many there are")
-        if columns > 1:
-            _refuse_count(step, columns)
-        return (1, is_list) if columns > 1 else (1, False)
-    if op == "unstack" and not is_list and ends_as_list:
-        return columns, True
+        return "lists", 1, False
+    if op == "unstack" and becomes_list:
+        return "to lists", columns, True
     if op == "unstack" and columns == 1:
-        return wanted, is_list
+        return "apart", wanted, is_list
     if op == "split" and columns == 1:
         _refuse_count(step, len(step.sizes))
-        return len(step.sizes), is_list
+        return "apart", len(step.sizes), is_list
+    if op == "chunk" and columns == 1 and becomes_list and step.parts is not None:
+        return "to lists", 1, True
     if op == "chunk" and columns == 1:
-        if ends_as_list and not is_list and step.parts is not None:
-            return 1, True
         if step.parts is not None and type(step.parts) is not int:
             raise ValueError("chunk into several names has a plain number of parts")
         parts = int(step.parts) if step.parts is not None else len(step.order) or wanted
         _refuse_count(step, parts)
-        return parts, is_list
+        return "apart", parts, is_list
     if op in ("stack", "concat", "unstack", "split", "chunk"):
         raise ValueError(f"{op} does not take {columns} {'lists' if is_list else 'names'}")
     if op == "rename" and columns != wanted:
         raise ValueError(f"rename takes as many names as it gives, not {columns} and {wanted}")
-    return columns, is_list
+    return "each", columns, is_list
 
 
 def _refuse_count(step: Step, parts: int) -> None:

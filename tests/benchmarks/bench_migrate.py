@@ -9,6 +9,7 @@ is of whole processes, run in turn; times are the best of the runs. Exits 1 if a
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def main() -> int:
             compare(f"{small} -> zip", files["many"], out / "b.pth", tags, given.runs, **third),
         ]
         held.append(folders(files["zip"], out, given.runs))
+        held.append(experts(out, given.runs))
         held.append(ten_times_as_large(out))
     return 0 if all(held) else 1
 
@@ -96,20 +98,55 @@ def folders(source: Path, out: Path, runs: int) -> bool:
     return report(f"folders: {source.stat().st_size:,} bytes", figures, checks)
 
 
+def experts(folder: Path, runs: int) -> bool:
+    """Compare one file with stacks of its 128 experts, gate and up in one tensor, and with the way back."""
+    source, stacked, apart = (folder / f"{name}.safetensors" for name in ("experts", "stacked", "apart"))
+    names = [f"layers.{i}.{e}.{name}" for i in range(3) for e in range(128) for name in ("down", "gate", "up")]
+    with source.open("wb") as stream:
+        stream.write(header(names, [1024, 1024]))
+        for at in range(len(names)):
+            stream.write(at.to_bytes(2, "little") * (1 << 20))
+    recipe = folder / "experts.toml"
+    recipe.write_text(
+        '[[rule]]\nfrom = ["layers.{i}.{e*}.gate", "layers.{i}.{e*}.up"]\nto = "layers.{i}.gate_up"\n'
+        'steps = [{ op = "stack" }, { op = "concat", dim = 1 }]\n'
+        '[[rule]]\nfrom = "layers.{i}.{e*}.down"\nto = "layers.{i}.down"\nop = "stack"\n'
+    )
+    by_recipe = ["--recipe", str(recipe)]
+    commands = {
+        "stacked": [*MIGRATE, str(source), str(stacked), *by_recipe],
+        "apart": [*MIGRATE, str(stacked), str(apart), *by_recipe, "--reverse"],
+        "one file": [*MIGRATE, str(source), str(folder / "a.safetensors")],
+        "cat": ["sh", "-c", f"cat {source} > {folder}/a.safetensors; sync {folder}/a.safetensors"],
+    }
+    measure(commands["stacked"])
+    figures = processes_in_turn(commands, runs, anew=(apart, folder / "a.safetensors"))
+    plain = figures["one file"]
+    checks = [
+        at_most(f"{name}: {{:.2f}} of one file", figures[name].wall / plain.wall, 1.15) for name in list(commands)[:2]
+    ]
+    checks += [at_most(f"{name}: peak {{:.1f}} MiB", figures[name].peak, 64) for name in list(commands)[:2]]
+    return report(f"experts: {source.stat().st_size:,} bytes", figures, checks)
+
+
+def header(names: list[str], shape: list[int]) -> bytes:
+    """Return the header of a safetensors file of tensors of bfloat16 of one shape."""
+    nbytes = 2 * shape[0] * shape[1]
+    entries = {
+        name: {"dtype": "BF16", "shape": shape, "data_offsets": [at * nbytes, (at + 1) * nbytes]}
+        for at, name in enumerate(names)
+    }
+    encoded = json.dumps(entries).encode()
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
 def ten_times_as_large(folder: Path) -> bool:
     """Plan and copy a file of 23 GB whose storages are holes: memory must not grow with the size."""
-    import json
-
     source = folder / "huge.safetensors"
-    block, count = 1 << 23, 2880
-    header = {
-        f"layers.{at:04}.weight": {"dtype": "BF16", "shape": [2048] * 2, "data_offsets": [at * block, (at + 1) * block]}
-        for at in range(count)
-    }
-    encoded = json.dumps(header).encode()
+    count = 2880
     with source.open("wb") as stream:
-        stream.write(len(encoded).to_bytes(8, "little") + encoded)
-        stream.truncate(8 + len(encoded) + count * block)
+        start = stream.write(header([f"layers.{at:04}.weight" for at in range(count)], [2048, 2048]))
+        stream.truncate(start + count * (1 << 23))
     free = shutil.disk_usage(folder).free
     if free < 26_000_000_000:
         print(f"ten times as large: left out, {free:,} bytes are free")

@@ -283,9 +283,12 @@ def test_megatron_of_tensor_parallelism(swiglu: bool, tmp_path: Path) -> None:
             model[f"{head}mlp.linear_fc1.weight"] = torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]])
         args = argparse.Namespace(swiglu=swiglu, tensor_model_parallel_size=2)
         states.append({"args": args, "iteration": 7, "model": {name: one.clone() for name, one in model.items()}})
-    folder = saved(tmp_path / "iter", states, "mp_rank_{:02}/model_optim_rng.pt")  # type: ignore[arg-type]
-    ckptool.migrate(folder, tmp_path / "whole.safetensors", join="megatron")
-    assert_equal(load_file(tmp_path / "whole.safetensors"), {name: whole[name] for name in whole})
+    name = "mp_rank_{:02}/model_optim_rng.pt"
+    folder = saved(tmp_path / "iter_0000007", states, name)  # type: ignore[arg-type]
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
+    for source in (folder, tmp_path, folder / name.format(1)):
+        ckptool.migrate(source, tmp_path / "whole.safetensors", join="megatron", force=True)
+        assert_equal(load_file(tmp_path / "whole.safetensors"), {name: whole[name] for name in whole})
     args.tensor_model_parallel_size = 4
     torch.save(states[0] | {"args": args}, folder / "mp_rank_00" / "model_optim_rng.pt")
     refused(folder, "megatron", "missing-rank", "4 ranks", "2 are there")

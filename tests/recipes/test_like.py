@@ -70,6 +70,32 @@ PAIRS = {
         under("model.", {"layer1.0.conv1.weight": (2, 2), "fc.weight": (3, 2)}),
         {"resnet.encoder.stages.0.layers.0.layer.0.convolution.weight": (2, 2), "classifier.1.weight": (3, 2)},
     ),
+    "by a recipe, below a prefix of the other": (
+        {"layer1.0.conv1.weight": (2, 2), "fc.weight": (3, 2)},
+        {"net.resnet.encoder.stages.0.layers.0.layer.0.convolution.weight": (2, 2), "net.classifier.1.weight": (3, 2)},
+    ),
+    "by a recipe, where neither has a head": (
+        {"layer1.0.conv1.weight": (2, 2), "conv1.weight": (3, 2)},
+        {
+            "encoder.stages.0.layers.0.layer.0.convolution.weight": (2, 2),
+            "embedder.embedder.convolution.weight": (3, 2),
+        },
+    ),
+    "the same back": (
+        {
+            "encoder.stages.0.layers.0.layer.0.convolution.weight": (2, 2),
+            "embedder.embedder.convolution.weight": (3, 2),
+        },
+        {"layer1.0.conv1.weight": (2, 2), "conv1.weight": (3, 2)},
+    ),
+    "by two recipes": (
+        {f"a.processor.to_{one}_lora.{way}.weight": (2, 2) for one in "qk" for way in ("down", "up")},
+        {f"a.to_{one}.lora.{way}.weight": (2, 2) for one in "qk" for way in ("down", "up")},
+    ),
+    "into modules that are compiled": (
+        PLAIN,
+        {"conv._orig_mod.weight": (4, 3), "conv._orig_mod.bias": (4,), "head.weight": (4, 4)},
+    ),
     "the same": (PLAIN, PLAIN),
 }
 
@@ -78,9 +104,9 @@ PAIRS = {
 def test_the_names_of_another_checkpoint(name: str, tmp_path: Path) -> None:
     before, wanted = PAIRS[name]
     source, other = saved(tmp_path / "source.pth", before), saved(tmp_path / "other.pth", wanted)
-    report = ckptool.migrate(source, tmp_path / "out.safetensors", like=other)
+    report = ckptool.migrate(source, tmp_path / "out.pth", like=other)
     assert f"as {str(other)!r} is: " in str(report)
-    found, values = load_file(tmp_path / "out.safetensors"), torch.load(source)
+    found, values = torch.load(tmp_path / "out.pth"), torch.load(source)
     assert {one: tuple(tensor.shape) for one, tensor in found.items()} == wanted
     for new, old in zip(wanted, before, strict=True):
         assert torch.equal(found[new], values[old])
@@ -98,6 +124,29 @@ APART = {
     "two modules, and two of other names": (
         {f"{head}.{name}": (2, 2) for head in ("query", "key") for name in ("fc.weight", "proj.weight")},
         {f"{head}.{name}": (2, 2) for head in ("one", "two") for name in ("fc.weight", "proj.weight")},
+    ),
+    "two modules by a recipe, and two of other names": (
+        {f"{head}.processor.to_{one}_lora.down.weight": (2, 2) for head in ("q", "k") for one in "qk"},
+        {f"{head}.to_{one}.lora_A.weight": (2, 2) for head in ("one", "two") for one in "qk"},
+    ),
+    "two modules by two recipes, and two of other names": (
+        {f"{head}.processor.to_{one}_lora.down.weight": (2, 2) for head in ("q", "k") for one in "qk"},
+        {f"{head}.to_{one}.lora.down.weight": (2, 2) for head in ("one", "two") for one in "qk"},
+    ),
+    "two models by a recipe": (
+        {
+            **under("student.", {"fc.weight": (3, 2), "conv1.weight": (2, 2)}),
+            **under("teacher.", {"fc.weight": (3, 2), "conv1.weight": (2, 2)}),
+        },
+        {"resnet.embedder.embedder.convolution.weight": (2, 2), "classifier.1.weight": (3, 2)},
+    ),
+    "two modules, and two of other names, one of them compiled": (
+        {f"{head}.{name}": (2, 2) for head in ("query", "key") for name in ("fc.weight", "proj.weight")},
+        {f"{head}.{name}": (2, 2) for head in ("one._orig_mod", "two") for name in ("fc.weight", "proj.weight")},
+    ),
+    "two modules that have changed places, below a prefix": (
+        {"q.weight": (2, 2), "k.weight": (2, 2), "q.bias": (2,)},
+        {"net.k.weight": (2, 2), "net.q.weight": (2, 2), "net.k.bias": (2,)},
     ),
     "two that could be it": ({**under("student.", PLAIN), **under("teacher.", PLAIN)}, PLAIN),
 }

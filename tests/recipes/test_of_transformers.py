@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 import ckptool
 from ckptool import CkptoolError
-from ckptool.errors import MissingPackage, UnsupportedFeature
-from ckptool.recipes.recipe import recipe_of
-from ckptool.recipes.transformers_steps import for_all_layers, rules_of
+from ckptool.errors import MissingPackage
+from ckptool.recipes.moves import settled
+from ckptool.recipes.of_transformers import _copied, _seen
+from ckptool.torch_ops.tracing import Tracing
 from tests.program import invoke
 from tests.recipes.layouts import State, same
 
@@ -179,38 +180,49 @@ def test_a_model_loads_itself_what_a_recipe_has_made(tmp_path: Path) -> None:
     same(dict(empty.state_dict()), state)
 
 
-def said(*operations: Any, sources: list[str], targets: list[str]) -> SimpleNamespace:
-    """Return a conversion as transformers' table has them."""
-    made = [type(kind, (SimpleNamespace,), {})(**settings) for kind, settings in operations]
-    return SimpleNamespace(operations=made, source_patterns=sources, target_patterns=targets)
+def run(folder: Path, weights: State, does: Callable[[State], State]) -> State:
+    """Return what is made of tensors in a file by what was traced of a function."""
+    save_file(weights, folder / "weights.safetensors")
+    with ckptool.open_checkpoint(folder / "weights.safetensors") as found:
+        tracing = Tracing(_copied)
+        given = {name: tracing.tensor(one, one.shape) for name, one in found.weights.items()}
+        made = tracing.run(lambda: does(given))
+        views = {name: tracing.view(one) for name, one in made.items()}
+        lazy = {name: settled(_seen(view)) for name, view in views.items() if view is not None}
+        return {name: one.torch() for name, one in lazy.items()}
 
 
-def test_operations_are_steps_and_layers_are_one_rule() -> None:
-    sources = ["experts.*.w1", "experts.*.w3"]
-    stacked = said(("MergeModulelist", {"dim": 0}), ("Concatenate", {"dim": 1}), sources=sources, targets=["both"])
-    rules, names = list[dict[str, Any]](), dict[str, tuple[int, ...]]()
-    for layer in range(3):
-        parts = [{f"m.{layer}.experts.{e}.{one}": (4, 6) for e in range(12)} for one in ("w1", "w3")]
-        rules += rules_of(stacked, parts, {f"m.{layer}.both": (12, 8, 6)}, None, f"m.{layer}.both")
-        names |= {**parts[0], **parts[1]}
-    steps = [{"op": "stack", "dim": 0}, {"op": "concat", "dim": 1}]
-    wanted = {"from": ["m.{i}.experts.{e*}.w1", "m.{i}.experts.{e*}.w3"], "to": "m.{i}.both", "steps": steps}
-    assert for_all_layers(rules, names) == [wanted]
-    assert len(for_all_layers(rules, {**names, "m.7.experts.0.w1": (4, 6)})) == 3  # one that none of them is about
-    recipe_of("three", {"rule": [wanted]}, "three", lambda name: recipe_of(name, {}, name, None))  # type: ignore[arg-type]
+MOVES: dict[str, Callable[[State], State]] = {
+    "stacked and joined": lambda t: {"a": torch.cat([torch.stack([t["x"], t["y"]]), torch.stack([t["y"], t["x"]])], 1)},
+    "cut and turned": lambda t: {
+        str(n): one.transpose(0, 1).contiguous() for n, one in enumerate(torch.chunk(t["x"], 3, 1))
+    },
+    "sizes": lambda t: dict(zip("abc", torch.split(t["x"], [1, 2, 1]), strict=True)),
+    "rope": lambda t: {"a": t["x"].view(2, 2, 1, 6).transpose(1, 2).reshape(4, 6)},
+    "rows that alternate": lambda t: {"a": t["x"].reshape(2, 2, 6).transpose(0, 1).reshape(4, 6).contiguous()},
+    "some rows": lambda t: {"a": t["x"][:3].contiguous(), "b": t["y"][[2, 0]].flatten(0, 1), "c": t["y"][1]},
+    "cut twice": lambda t: {"a": t["x"].T.contiguous()[1:5].T[2:], "b": torch.cat([t["x"].new_zeros(0, 6), t["x"]])},
+    "apart": lambda t: dict(zip("abcd", torch.unbind(t["y"].permute(1, 0).contiguous(), 1), strict=True)),
+}
 
 
-def test_the_only_expert_of_the_first_layer_is_not_taken_for_the_layer() -> None:
-    stacked = said(("MergeModulelist", {"dim": 0}), sources=["experts.*.w1"], targets=["both"])
-    steps = [{"op": "stack", "dim": 0}]
-    (rule,) = rules_of(stacked, [{"m.0.experts.0.w1": (4, 6)}], {"m.0.both": (1, 4, 6)}, None, "m.0.both")
-    assert rule == {"from": "m.0.experts.{e*}.w1", "to": "m.0.both", "steps": steps}
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_of_torch_are_traced(name: str, tmp_path: Path) -> None:
+    weights = {one: torch.randn(4, 6) for one in "xy"}
+    wanted = MOVES[name](weights)
+    same(run(tmp_path, weights, MOVES[name]), {one: tensor.contiguous() for one, tensor in wanted.items()})
 
 
-def test_what_computes_is_refused_by_name() -> None:
-    dequantised = said(("Dequantize", {}), sources=["w"], targets=["w"])
-    with pytest.raises(UnsupportedFeature, match=r"'m\.w': transformers does Dequantize to it"):
-        rules_of(dequantised, [{"m.w": (4, 4)}], {"m.w": (4, 4)}, None, "m.w")
+COMPUTED: dict[str, Callable[[State], State]] = {
+    "a sum": lambda t: {"a": t["x"] + t["y"]},
+    "padding": lambda t: {"a": torch.cat([t["x"], t["x"].new_zeros(1, 6)])},
+    "a copy in another order of memory": lambda t: {"a": t["x"].T.clone()},
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_computes_is_unknown(name: str, tmp_path: Path) -> None:
+    assert run(tmp_path, {one: torch.randn(4, 6) for one in "xy"}, COMPUTED[name]) == {}
 
 
 def test_it_needs_the_config_and_transformers(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_what_is_tied_and_only_renamed_stays_tied(tmp_path: Path) -> None:
     assert found["of.a"].data_ptr() == found["of.b"].data_ptr()
 
 
+def test_what_a_recipe_leaves_alone_is_in_the_report(tmp_path: Path) -> None:
+    torch.save({"fc.weight": rows(2), **{f"layers.{i}.weight": rows(2) for i in range(9)}}, tmp_path / "in.pth")
+    recipe = written(tmp_path, 'rest = "keep"\n[[rule]]\nfrom = "fc.{x}"\nto = "head.{x}"\n')
+    report = ckptool.migrate(tmp_path / "in.pth", tmp_path / "out.safetensors", recipe=recipe)
+    said = "recipe 'own' leaves 9 names alone: layers.0.weight, layers.1.weight, layers.2.weight and 6 more"
+    assert said in report.notes
+
+
 def test_diff_compares_two_layouts(tmp_path: Path) -> None:
     recipe = written(tmp_path, '[[rule]]\nfrom = ["a", "b"]\nto = "ab"\nop = "concat"\ndim = 1\n')
     state = {"a": rows(2, 3), "b": rows(2, 3)}
@@ -168,6 +176,16 @@ WRONG = {
     "a number that it has not": ('[[rule]]\nfrom = "{i}.w"\nto = "x.{i}"\n', "no number 'n'", {"n": 3}),
     "one name for two": ('[[rule]]\nfrom = "a.w"\nto = "x"\n[[rule]]\nfrom = "b.w"\nto = "x"\n', "both be called", {}),
     "about nothing": ('[[rule]]\nfrom = "c.{i}"\nto = "x.{i}"\n', "about none of the 2 names", {}),
+    "a misspelled name": (
+        '[[rule]]\nfrom = "a.w"\nto = "x"\n[[rule]]\nfrom = "bb.w"\nto = "y"\n',
+        "Is 'bb.w' meant",
+        {},
+    ),
+    "a step": (
+        'rest = "keep"\n[[rule]]\nfrom = "a.w"\nto = ["x", "y", "z"]\nsteps = [{op = "transpose"}, {op = "chunk"}]\n',
+        "step 2, 'chunk 0', of the rule a.w -> x + y + z",
+        {},
+    ),
     "no dim": (
         'rest = "keep"\n[[rule]]\nfrom = "a.w"\nto = "x"\nop = "transpose"\ndims = [0, 2]\n',
         "no dim",
@@ -181,7 +199,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused_by_name(name: str, tmp_path: 
     text, said, numbers = WRONG[name]
     with pytest.raises(ckptool.MigrationRefused) as caught:
         migrated(tmp_path, {"a.w": rows(2, 4), "b.w": rows(3, 4)}, written(tmp_path, text), recipe_arguments=numbers)
-    assert said in str(caught.value)
+    assert said in f"{caught.value} {caught.value.hint}"
     assert not (tmp_path / "out.safetensors").exists()
 
 

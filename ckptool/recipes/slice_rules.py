@@ -21,7 +21,7 @@ from ckptool.messages import counted, some
 from ckptool.names.renaming import matches
 from ckptool.recipes.moves import Tensors, chunks, concatenated, cut, plain, settled
 from ckptool.recipes.recipe import Number, Numbers, Recipe
-from ckptool.recipes.slicings import NAMED, Slicing
+from ckptool.recipes.slice_sets import NAMED, SliceSet
 from ckptool.tensors.reading import LazyTensor
 
 _SAME: Final = "same"
@@ -56,7 +56,7 @@ class SliceRules:
             raise MigrationRefused(f"there are no rules of slices {unknown[0]!r}", kind="no-such-rules", hint=hint)
         if len(named) > 1:
             raise MigrationRefused(f"two sets of rules for slices: {some(named)}", kind="slices-overlap")
-        self.of = NAMED[named[0]] if named else Slicing()
+        self.of = NAMED[named[0]] if named else SliceSet()
         own = [text for text in given if "=" in text]
         self._rules = [_rule(text) for text in (*self.of.rules, *own)]
 

@@ -1,7 +1,7 @@
 """
 The rules of programs that save a file for each rank of tensor parallelism, and what they call these files.
 
-Rules are those of ``slices``. The published code of each program is where they come from.
+Rules are those of `slice_rules`. The published code of each program is where they come from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ckptool.recipes.recipe import Number
 
 
-class Slicing(NamedTuple):
+class SliceSet(NamedTuple):
     """How one program cuts the tensors of its models."""
 
     name: str = "join"
@@ -32,8 +32,8 @@ class Slicing(NamedTuple):
     """Numbers of what each rank has equally many of."""
 
 
-def _meta(name: str, embedding: int) -> Slicing:
-    return Slicing(
+def _meta(name: str, embedding: int) -> SliceSet:
+    return SliceSet(
         name,
         (
             f"tok_embeddings.weight={embedding}@norm.weight",
@@ -59,10 +59,10 @@ def _each(names: str, how: str, ends: str = "weight bias") -> tuple[str, ...]:
 
 
 _QKV: Final = "0/num_attention_heads:num_key_value_heads:num_key_value_heads"
-NAMED: Final[Mapping[str, Slicing]] = {
+NAMED: Final[Mapping[str, SliceSet]] = {
     "meta-llama": _meta("meta-llama", 1),  # Llama 1 and 2, Code Llama
     "meta-llama3": _meta("meta-llama3", 0),
-    "metaseq": Slicing(
+    "metaseq": SliceSet(
         "metaseq",
         (
             *_each("embed_tokens", "0", "weight"),
@@ -79,7 +79,7 @@ NAMED: Final[Mapping[str, Slicing]] = {
         r".*model_part-(?P<rank>\d{1,4})\.pt",
         written="",
     ),
-    "vllm": Slicing(
+    "vllm": SliceSet(
         "vllm",
         (
             *_each(".embed_tokens lm_head", "0", "weight"),
@@ -99,7 +99,7 @@ NAMED: Final[Mapping[str, Slicing]] = {
         lets=MappingProxyType({"num_key_value_heads": "num_attention_heads"}),
         per_rank=("num_attention_heads", "num_key_value_heads"),
     ),
-    "megatron": Slicing(
+    "megatron": SliceSet(
         "megatron",
         (
             *_each("word_embeddings output_layer", "0", "weight"),
