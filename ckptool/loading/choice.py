@@ -88,6 +88,9 @@ class Choice(NamedTuple):
                 return None
             if self.weights == "auto" and self._takes("raw", include, prefix) and self._takes("ema", include, prefix):
                 error.hint = "Say which, `weights='raw'` or `weights='ema'`: the file has both for this model."
+            if self.is_in_layout and "from_pretrained(folder)" in (error.hint or ""):
+                first = "ckptool.migrate(path, folder, recipe=…, max_shard_size='5GB', config_from=…)"
+                error.hint = f"{error.hint} Write that folder first: {first}."
             raise
 
     def _takes(self, weights: WeightsChoice, include: Sequence[str], prefix: str) -> bool:

@@ -115,10 +115,14 @@ def archive_root(target: str) -> str:
 
 
 def _refuse_option(dst: str) -> None:
-    """Raise MigrationRefused for a bare word that is an option's value: ``cpu``, say."""
+    """Raise MigrationRefused for a bare word that is an option's value, ``cpu``, say; and for a member's name."""
+    if "::" in os.path.basename(dst):
+        hint = f"Name a file: {dst.partition('::')[0]!r}, say."
+        raise MigrationRefused(f"{dst!r} is the name of a member of a file", kind="member-as-name", hint=hint)
     device = device_meant(dst)
     options = {"to": device, "form": dst if dst in ("state_dict", "safetensors", "dcp") else None}
-    options["dtype"] = dst if dst in dtypes.BY_NAME else None
+    options["dtype"] = dst if dtypes.spelled(dst) in dtypes.BY_NAME else None
+    options["max_shard_size"] = dst if re.fullmatch(r"[0-9.]+[KMGT]i?B", dst, re.IGNORECASE) else None
     for option, value in options.items():
         if value is not None:
             raise MigrationRefused(

@@ -737,6 +737,10 @@ def test_a_model_whose_library_has_other_names_in_files_is_told_who_knows_them(t
         fill(Pretrained(2, 2), tmp_path / "model.pth")
     assert caught.value.hint is not None
     assert "Pretrained.from_pretrained(folder) also knows" in caught.value.hint
+    (tmp_path / "r.toml").write_text('rest = "keep"\n[[rule]]\nfrom = "{x:kernel}"\nto = "disk.{x}"\n')
+    with pytest.raises(ckptool.KeyMismatch) as caught:
+        ckptool.load_into(Pretrained(2, 2), tmp_path / "model.pth", recipe=tmp_path / "r.toml")
+    assert "Write that folder first: ckptool.migrate(path, folder, recipe=" in str(caught.value.hint)
 
 
 @where.on_any

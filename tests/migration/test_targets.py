@@ -78,11 +78,17 @@ def test_a_suffix_and_a_form_that_contradict_each_other_are_refused(
         ("gpu", "--to cuda"),
         ("safetensors", "--form safetensors"),
         ("float16", "--dtype float16"),
+        ("bf16", "--dtype bf16"),
+        ("5GB", "--max-shard-size 5GB"),
     ],
 )
 def test_a_word_that_is_an_options_value_is_no_name(word: str, option: str, source: Path) -> None:
     assert f"Say {option}, and leave the name out" in refused(source, "model.pth", word)
     assert Path(ckptool.migrate("model.pth", f"./{word}").target).exists()
+
+
+def test_a_members_name_is_no_name_of_a_file(source: Path) -> None:
+    assert "is the name of a member of a file" in refused(source, "model.pth", "model.pth::data.pkl")
 
 
 def test_a_folder_may_have_any_name(source: Path) -> None:
