@@ -256,12 +256,7 @@ class Machine(Pickle):
 
     def line(self) -> bytes:
         self.has_lines = True
-        begin = self.pos
-        end = self.data.find(b"\n", begin)
-        if end < 0:
-            return self.lines(1)[0]
-        self.pos = end + 1
-        return self.data[begin:end]
+        return self.lines(1)[0]
 
     @property
     def position(self) -> int:

@@ -45,9 +45,7 @@ _TEXT = frozenset((str,))
 _PLAIN = {0x29: (), 0x4E: None, 0x88: True, 0x89: False}
 """Values that an opcode alone says."""
 _ODD = frozenset(FIRST)
-"""What text begins with that may hold pickles;"""
-_ODD_LINE = _ODD | {ord("\\")}
-"""what a line of text does."""
+"""What text begins with that may hold pickles."""
 
 
 def read_pickle(
@@ -289,17 +287,6 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
             elif op == 0x5D:  # EMPTY_LIST
                 machine.empty += 1
                 stack.append([])
-                pos += 1
-                continue
-            elif op == 0x56 and data[pos + 1] not in _ODD_LINE and (end := data.find(b"\n", pos)) >= 0:  # UNICODE
-                machine.has_lines = True
-                opcodes.setdefault(op, base + pos)
-                stack.append(str(data[pos + 1 : end], "raw-unicode-escape"))
-                pos = end + 1
-                continue
-            elif op == 0x30 and stack:  # POP
-                stack.pop()
-                opcodes.setdefault(op, base + pos)
                 pos += 1
                 continue
             elif op == 0x2E:  # STOP

@@ -81,7 +81,6 @@ class _Writer:
         self._add = self._out.write
         self._memo: dict[object, int] = {}
         self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
-        self._words: dict[object, tuple[bytes, ...]] = {}
         # What is left to do, last first: nodes to write, and steps between them.
         self._todo: list[Inert] = []
 
@@ -203,14 +202,6 @@ class _Writer:
         closing = (key, _TUPLES[count], b"0" * count) if count <= 3 else (key, b"t", b"1")
         if count > 3:
             self._add(b"(")
-        if _ATOMS.issuperset(map(type, value)):  # shapes and strides, mostly
-            for item in value:
-                if type(item) is str:
-                    self._str(item, 0)
-                else:
-                    self._add(_ENCODERS[type(item)](item))
-            self._close(closing)
-            return
         self._todo.append(_Step(_Writer._close, closing))
         self._todo.extend(reversed(value))
 
@@ -283,53 +274,31 @@ class _Writer:
             self._append(value.items)
 
     def _plain_tensor(self, value: PlainTensor, key: int) -> None:
+        """Write the calls that make a tensor, in which words, names and sizes are remembered by their value."""
         cls, name, location, numel, offset, shape, stride, requires_grad = value
-        # Each piece in its turn: a word that is written for the first time is put into the memo.
-        named = (cls.module, cls.name, location)
-        begin, at = self._words.get(named) or self._written(named, lambda: self._begin(cls, location))
+        self._global(_REBUILD_TENSOR, 0)
+        self._add(b"((")
+        self._str("storage", 0)
+        self._global(cls, 0)
         data = name.encode("utf-8", "surrogatepass")
-        sizes = (array("q", shape + stride).tobytes(), requires_grad)  # numbers could be chosen to have one hash
-        (end,) = self._words.get(sizes) or self._written(sizes, lambda: self._end(shape, stride, requires_grad))
-        of = b"tQK\0" if offset == 0 else b"tQ" + _encode_int(offset)
-        self._add(b"".join((begin, _U32(len(data)), data, at, _encode_int(numel), of, end)))
+        self._add(b"".join((b"X", _U32(len(data)), data)))
+        self._str(location, 0)
+        self._add(b"%btQ%b" % (_encode_int(numel), _encode_int(offset)))
+        self._sizes(shape)
+        self._sizes(stride)
+        self._add(_BOOLS[requires_grad])
+        self._global(_ORDERED_DICT, 0)
+        self._add(b")RtR")
         self._remember(key)
 
-    def _begin(self, cls: Global, location: str) -> tuple[bytes, bytes]:
-        """Return what a tensor is written as up to the key of its storage, and its location."""
-        func, storage, of, at = [self._encoded(word) for word in (_REBUILD_TENSOR, "storage", cls, location)]
-        return b"%b((%b%bX" % (func, storage, of), at
-
-    def _end(self, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> tuple[bytes]:
-        """Return what a tensor is written as behind its offset."""
-        sizes = self._sizes(shape) + self._sizes(stride)
-        return (b"%b%b%b)RtR" % (sizes, _BOOLS[requires_grad], self._encoded(_ORDERED_DICT)),)
-
-    def _written(self, key: object, encode: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...]:
-        """Return what is written next; keep it once it stays the same, as all of it is only referred to."""
-        known = len(self._memo)
-        encoded = encode()
-        if len(self._memo) == known:
-            self._words[key] = encoded
-        return encoded
-
-    def _encoded(self, word: str | Global) -> bytes:
-        start = self._out.tell()
-        _WRITERS[type(word)](self, word, 0)
-        self._out.seek(start)
-        data = self._out.read()
-        self._out.seek(start)
-        self._out.truncate()
-        return data
-
-    def _sizes(self, values: tuple[int, ...]) -> bytes:
-        """Return what a shape or strides are written as, for being written next: many tensors have the same."""
+    def _sizes(self, values: tuple[int, ...]) -> None:
+        """Write a shape or strides: many tensors have the same."""
         encoded = b"".join(map(_encode_int, values))
-        known = self._memo.get(encoded)
-        if known is not None:
-            return _encode_get(known)
-        if len(values) < len(_TUPLES):
-            return encoded + _TUPLES[len(values)] + self._put(encoded)
-        return b"(" + encoded + b"t" + self._put(encoded)
+        if (known := self._memo.get(encoded)) is not None:
+            self._get(known)
+            return
+        self._add(b"(%bt" % encoded if len(values) > 3 else encoded + _TUPLES[len(values)])
+        self._remember(encoded)
 
 
 def _copies_its_items(value: Call) -> bool:
@@ -389,8 +358,6 @@ _ENCODERS: Final[dict[type, Callable[[Inert], bytes]]] = {
     float: lambda value: pack(">cd", b"G", value),
 }
 """Types that hold nothing else, and are never referred to."""
-_ATOMS: Final = frozenset({*_ENCODERS, str})
-"""The same, and text, which is remembered by its value."""
 
 
 def _encode_padding(nbytes: int, index: int, protocol: int) -> Iterator[bytes]:
