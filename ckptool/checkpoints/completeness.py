@@ -53,8 +53,6 @@ _FACTOR: Final = re.compile(
 )
 _DIGITS: Final = 7
 """A number of so many is none of a layer."""
-_OF_ADAPTERS: Final = ("lora", "lokr", "hada", "dora")
-"""What is in each name that the pattern finds."""
 _MAGNITUDES: Final = ("magnitude_vector", "scale")
 _PRODUCTS: Final = tuple(
     frozenset(factors.split())
@@ -203,9 +201,6 @@ def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
 
 def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
     """Return the factors of an adapter's products that lack others, CK122 of all of them, or CK123; None if none do."""
-    every = "\n".join(tensors)
-    if not any(mark in every for mark in _OF_ADAPTERS):  # far faster than to look at each
-        return None
     products: dict[tuple[str, str, str], dict[str, str]] = {}
     scaled: set[str] = set()
     for name in tensors:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import DeviceTags, new_tag
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, PlainTensor, make_plain_tensor
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, PersistentId, PlainTensor
 from ckptool.pickles.numpy_values import as_numpy_writes_it, is_array
 from ckptool.tensors import dtypes
 from ckptool.tensors.payloads import StoragePayload
@@ -156,7 +156,7 @@ class TreeRewriter:
     def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool, spelled: bool) -> Inert:
         storage_id, offset = self._storage_of(storage, info)
         if info.dtype.storage_class is not None and not (info.conj or info.neg or spelled):
-            return make_plain_tensor((*storage_id, offset, info.shape, info.stride, requires_grad))
+            return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
         hooks = Call(_ORDERED_DICT, ())
         args: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride, requires_grad, hooks)
         flags: nodes.PairList = [(name, True) for name in ("conj", "neg") if getattr(info, name)]

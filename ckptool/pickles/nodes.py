@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, overload
 
@@ -45,20 +44,16 @@ NO_ITEMS: Final[list[Inert]] = ()  # type: ignore[assignment]
 class Global:
     """A ``module.name`` that the pickle asks for. Never looked up."""
 
-    __slots__ = ("_text", "module", "name", "offset")
+    __slots__ = ("module", "name", "offset")
 
     def __init__(self, module: str, name: str, offset: int = 0) -> None:
-        self._text: str | None = None
         self.module = module
         self.name = name
         self.offset = offset
         """Where in its source the pickle first asks for it, in bytes."""
 
     def __str__(self) -> str:
-        # Made once: thousands of tensors may be of the class, and the text may be long.
-        if self._text is None:
-            self._text = f"{self.module}.{self.name}"
-        return self._text
+        return f"{self.module}.{self.name}"
 
     def __repr__(self) -> str:
         return f"<Global {self}>"
@@ -415,12 +410,6 @@ class PlainTensor(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
-
-
-make_plain_tensor: Callable[
-    [tuple[Global, str, str, int, int, tuple[int, ...], tuple[int, ...], bool]], PlainTensor
-] = partial(tuple.__new__, PlainTensor)
-"""Makes one of all its fields: thrice as fast as its constructor, which counts for thousands of tensors."""
 
 
 class DictInBatches(NamedTuple):
