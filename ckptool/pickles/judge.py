@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from ckptool.errors import Failure
 from ckptool.pickles import alarms, nodes
@@ -54,10 +54,6 @@ _SPLIT: Final = Verdict(
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
 """Modules that are in Python itself."""
-
-
-_Extents: TypeAlias = dict[tuple[tuple[int, ...], tuple[int, ...]], int]
-"""Of shape and strides."""
 
 
 def name_at(module: str, name: str, protocol: int) -> str:
@@ -139,7 +135,6 @@ class Judge:
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
         foreign = {at for at, name in values.names.items() if _OF_PROGRAM(name)}
         values.state_at = {id(call): at for call, at in zip(pickle.builds, pickle.build_offsets, strict=True)}
-        extents: _Extents = {}
         builds = zip(pickle.build_offsets, pickle.builds, strict=True)
         state_at, built = next(builds, _NO_BUILD)
         is_wary = cache(lambda: any(alarms.is_wary(one) for one in pickle.globals))
@@ -151,7 +146,7 @@ class Judge:
                 made[id(call)] = "ordered dict"
                 nbytes += OBJECT_NBYTES
                 continue
-            if at == tensor and _is_plain_tensor(call, ordered, values, extents):
+            if at == tensor and _is_plain_tensor(call, ordered, values):
                 made[id(call)] = "tensor"
                 nbytes += TENSOR_NBYTES + AXIS_NBYTES * len(call.args[2])
                 continue
@@ -243,12 +238,8 @@ def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
     ).match
 
 
-def _is_plain_tensor(call: Call, ordered: int, values: Values, extents: _Extents) -> bool:
-    """
-    Say at once what ``takes`` says, of most calls that there are: a tensor without flags.
-
-    ``extents`` are those of the shapes that were met.
-    """
+def _is_plain_tensor(call: Call, ordered: int, values: Values) -> bool:
+    """Say at once what ``takes`` says, of most calls that there are: a tensor without flags."""
     args = call.args
     if type(args) is not tuple or len(args) != 6 or call.how != "reduce" or call.pairs or call.items:
         return False
@@ -256,12 +247,7 @@ def _is_plain_tensor(call: Call, ordered: int, values: Values, extents: _Extents
     if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int or type(needs_grad) is not bool:
         return False
     numel = -1 if id(stored) in values.quantised else values.storages.get(id(stored), -1)
-    try:
-        found: int | None = extents[size, stride]
-    except (KeyError, TypeError):
-        found = extent(size, stride) if _INTS.issuperset(map(type, size + stride)) else None
-        if found is not None and len(extents) < _MOST_EXTENTS:
-            extents[size, stride] = found
+    found = extent(size, stride) if _INTS.issuperset(map(type, size + stride)) else None
     if found is None or not 0 <= offset <= numel - found:
         return False
     if type(hooks) is not Call:
@@ -337,5 +323,4 @@ _ORDERED: Final = BY_NAME["collections.OrderedDict"]
 _NO_ARGUMENTS: Final = ()
 """There is one empty tuple."""
 _INTS: Final = frozenset((int,))
-_MOST_EXTENTS: Final = 1000
 _NO_BUILD: Final[tuple[int, Call | None]] = (sys.maxsize, None)

@@ -23,8 +23,8 @@ import click
 from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.reference import trainer
 from ckptool.reference.nets import NETS, TiedReader
-from ckptool.reference.saving import HABITS, parts_of, save
 from ckptool.reference.trainer import (
+    HABITS,
     WRAPS,
     Batches,
     Choice,
@@ -32,7 +32,9 @@ from ckptool.reference.trainer import (
     Recipe,
     Trained,
     choose,
+    parts_of,
     process_group,
+    save,
     train,
 )
 from ckptool.torch_ops import devices as torch_devices

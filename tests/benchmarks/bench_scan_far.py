@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
+from bench_remote import Store, serving
 from bench_scan import copy_files
 from measuring import CKPTOOL, at_least, at_most, options, report
 
-SERVER = Path(__file__).with_name("loopback_store.py")
 MANY, FEW = 2_000, 200
 SECONDS = 0.05
 MOST_NBYTES = 200_000
@@ -35,19 +35,11 @@ def main() -> int:
         (place / "files").mkdir()
         for path in (place / "copies").rglob("*.*"):
             path.rename(place / "files" / path.name)
-        server = subprocess.Popen(
-            [sys.executable, str(SERVER), str(place / "files")], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().strip()
-            ask(f"{url}/_/set?latency={SECONDS}")
+        with serving(place / "files") as store:
+            store.ask(f"set?latency={SECONDS}")
             names = sorted(path.name for path in (place / "files").iterdir())[:MANY]
-            one, _ = scanned(url, names[:FEW], "--jobs", "1", "--connections", "1")
-            many, requests = scanned(url, names)
-        finally:
-            server.kill()
-            server.wait()
+            one, _ = scanned(store, names[:FEW], "--jobs", "1", "--connections", "1")
+            many, requests = scanned(store, names)
     checks = [
         at_least("{:.1f} times as fast as one at a time", one / FEW * len(names) / many, 25),
         at_most("{:.2f} requests for a file of up to 8 MiB", requests, 1.3),
@@ -56,22 +48,17 @@ def main() -> int:
     return 0 if report(f"{len(names):,} files, {SECONDS * 1000:.0f} ms away", {}, checks) else 1
 
 
-def scanned(url: str, names: list[str], *how: str) -> tuple[float, float]:
+def scanned(store: Store, names: list[str], *how: str) -> tuple[float, float]:
     """Return the seconds that a scan takes, and its requests for each file."""
-    ask(f"{url}/_/counts")
+    store.ask("counts")
     command = [*CKPTOOL, "scan", "-", *how]
     begun = time.perf_counter()
-    given = "".join(f"{url}/b/{urllib.request.quote(name)}\n" for name in names).encode()
+    given = "".join(f"{store.url}/b/{quote(name)}\n" for name in names).encode()
     done = subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     seconds = time.perf_counter() - begun
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == len(names), len(rows)
-    return seconds, json.loads(ask(f"{url}/_/counts"))["requests"] / len(names)
-
-
-def ask(url: str) -> bytes:
-    with urllib.request.urlopen(url) as answer:
-        return answer.read()
+    return seconds, store.ask("counts")["requests"] / len(names)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckptool.reference.saving import save
+from ckptool.reference.trainer import save
 from tests.fixture_set.expected import entries
 from tests.fixture_set.forging import forged, true_tag
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from ckptool.reference.saving import HABITS, Parts, parts_of
-from ckptool.reference.trainer import Trained, ema_average, wrap
+from ckptool.reference.trainer import HABITS, Parts, Trained, ema_average, parts_of, wrap
 from tests.fixture_set.cases import CONTAINERS, Case, Place, torch_cases
 from tests.fixture_set.expected import named_tensors
 from tests.fixture_set.forging import pretend, tagged
