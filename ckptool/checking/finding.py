@@ -195,7 +195,6 @@ CODES: Final = {
     ),
     "CK206": Code("warning", "Unpickling would run code of packages, which is not in the file."),
     "CK207": Code("warning", "The pickles name something that reaches the system, but do not call it."),
-    "CK208": Code("warning", "More pickles follow the one that is loaded."),
     "CK209": Code("warning", "Some of what the file holds could not be looked at."),
     "CK210": Code("info", "Folders of version control or of tools were not looked into."),
     "CK216": Code("error", "A program in the file reaches the system: it opens files, or has text that is evaluated."),

@@ -27,7 +27,7 @@ from ckptool.formats.runnable.acts import Act, Survey, place
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.torch_zip import may_be_unpickled
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import counted, show, some
+from ckptool.messages import show, some
 from ckptool.pickles.alarms import canonical
 from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE, words
 from ckptool.pickles.judge import is_listed
@@ -209,7 +209,6 @@ def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:
     return Survey(
         tuple(act._replace(record=place(name, act.record)) for name, one in surveys for act in one.acts),
         tuple(found._replace(record=place(name, found.record)) for name, one in surveys for found in one.names),
-        tuple(place(name, where) for name, one in surveys for where in one.behind),
         tuple(place(name, what) for name, one in surveys for what in one.unseen),
     )
 
@@ -323,10 +322,6 @@ def findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
     """Yield what is to be known before a file is unpickled. ``advice`` says how to get its tensors without."""
     yield from nested(survey)
     yield from deeds(survey, advice)
-    if survey.behind:
-        more = counted(len(survey.behind), "more pickle")
-        fact = f"{more} behind the first, which pickle.load() leaves: {some(survey.behind)}"
-        yield note("CK208", fact, _TRUST)
     if survey.unseen:
         yield note("CK209", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
 

@@ -64,8 +64,6 @@ class Survey(NamedTuple):
     """In the order of the file; what is done again and again stands there once."""
     names: tuple[Name, ...] = ()
     """What the pickles that were followed ask for, and those that no format had read."""
-    behind: tuple[str, ...] = ()
-    """Where pickles lie that stand behind the one that is loaded."""
     unseen: tuple[str, ...] = ()
     """What could not be looked at, and why."""
 

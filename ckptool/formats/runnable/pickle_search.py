@@ -131,7 +131,6 @@ class Search:
     def __init__(self, limits: Limits, beside: Callable[[], str | None] | None = None) -> None:
         self.acts: dict[tuple[object, ...], Act] = {}
         self.names: dict[Name, None] = {}
-        self.further: list[str] = []
         self.unseen: list[str] = []
         self.called = 0
         """How often something was done beyond making data."""
@@ -435,11 +434,9 @@ class Search:
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
         self.unused(source, [range(at, source.nbytes)], record)
-        self._pickles(source, at, Place(record), is_behind=True)
+        self._pickles(source, at, Place(record))
 
-    def _pickles(
-        self, source: Source, at: int, where: Place, *, is_behind: bool = False, is_sure: bool = False
-    ) -> None:
+    def _pickles(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> None:
         """
         Look at pickles one behind the other, as far as there are some.
 
@@ -455,13 +452,10 @@ class Search:
                 if is_marked and at > begin:
                     self.unused(source, [range(at, source.nbytes)], where.record)
                 return
-            if is_behind:
-                self.further.append(_byte(where.record, at))
             at = end
             if left == 1:
                 if where.nested_at is not None:
                     return
-                is_behind = True
                 try:
                     stop = end_of_stream(source, legacy_at, self.limits)
                     at, is_marked = max(end, stop), is_marked and stop > 0
@@ -531,7 +525,7 @@ class Search:
         """Return what was found; names and texts that are longer than any module's are cut."""
         acts = (one._replace(name=cut(one.name, _LONGEST), text=cut(one.text, _LONGEST)) for one in self.acts.values())
         names = (one._replace(module=cut(one.module, _LONGEST), name=cut(one.name, _LONGEST)) for one in self.names)
-        return Survey(tuple(acts), tuple(names), tuple(self.further), tuple(self.unseen))
+        return Survey(tuple(acts), tuple(names), tuple(self.unseen))
 
     def miss(self, what: str) -> None:
         """Note what could not be looked at, as far as people read."""
