@@ -170,9 +170,6 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
     """Return the new name of each name, None for one that goes with its wrapper; refuse equal names, and empty ones."""
     renamed: list[str | None] = list(names)
     for rule in rules:
-        if None not in renamed:
-            renamed = list(rule(renamed)) if renamed else renamed  # type: ignore[arg-type]
-            continue
         left = [(index, name) for index, name in enumerate(renamed) if name is not None]
         for (index, _), new in zip(left, rule([name for _, name in left]) if left else (), strict=True):
             renamed[index] = new

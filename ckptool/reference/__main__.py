@@ -9,18 +9,12 @@ import click
 from ckptool.errors import MissingPackage
 from ckptool.torch_ops.packages import needed
 
-
-def main() -> None:
-    """Train a reference net; without torch, say in one line how to get it."""
+if __name__ == "__main__":
     try:
         needed(requirement='"ckptool[train]"')
     except MissingPackage as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
-    from ckptool.reference.command import main as command
+    from ckptool.reference.command import main
 
-    command(prog_name="python -m ckptool.reference")
-
-
-if __name__ == "__main__":
-    main()
+    main(prog_name="python -m ckptool.reference")

@@ -297,12 +297,8 @@ def cifar10(root: Path | None) -> Split:
             path=str(folder),
             hint="Name its folder: --data-dir. torchvision.datasets.CIFAR10(DIR, download=True) fills one.",
         ) from error
-    train, held_out = (TensorDataset(_channels_first(part.data), torch.tensor(part.targets)) for part in parts)
-    return Split(train, held_out)
-
-
-def _channels_first(pixels: Any) -> Tensor:
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()
+    pixels = [torch.from_numpy(part.data).permute(0, 3, 1, 2).float().div(255).contiguous() for part in parts]
+    return Split(*(TensorDataset(one, torch.tensor(part.targets)) for one, part in zip(pixels, parts, strict=True)))
 
 
 # What is saved
