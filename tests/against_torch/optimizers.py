@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import ckptool
-from tests.fixture_set.expected import named_tensors
+from tests.against_torch.oracle import named_tensors
 
 Make: TypeAlias = Callable[[torch.nn.Sequential], Any]
 """Makes an optimizer for a model."""
@@ -71,7 +71,7 @@ def of_object(optimizer: Any, path: str) -> dict[str, torch.Tensor]:
         for parameter, number in zip(group["params"], plain["params"], strict=True)
     }
     state = {numbers.get(id(key), key): value for key, value in optimizer.state.items()}
-    return found | dict(named_tensors(state, f"{path}.state."))
+    return found | dict(named_tensors(state, f"{path}.state"))
 
 
 def same(found: ckptool.LazyTensor, expected: torch.Tensor) -> bool:

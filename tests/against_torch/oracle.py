@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import warnings
 from collections.abc import Iterator
@@ -33,8 +34,15 @@ def saved(content: Any, path: Path | None = None, *, legacy: bool = False, proto
 
 
 def named_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of nested dicts and lists under their full dotted names, in order."""
-    if isinstance(tree, torch.Tensor):
+    """
+    Yield the tensors of nested dicts and lists under their full dotted names, in order.
+
+    A module, or a method of one, stands for its ``state_dict()``.
+    """
+    module = tree.__self__ if inspect.ismethod(tree) else tree
+    if isinstance(module, torch.nn.Module):
+        yield from named_tensors(module.state_dict(), path)
+    elif isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):

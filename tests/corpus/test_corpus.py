@@ -92,21 +92,19 @@ def test_what_is_no_checkpoint_is_named_for_what_it_is(row: dict[str, Any]) -> N
     assert caught.value.path == str(FOLDER / row["file"])
 
 
-@pytest.mark.parametrize("row", some(rows_of(readable=True), 10), ids=name_of)
-def test_every_checkpoint_opens_as_the_format_that_it_is_in(row: dict[str, Any]) -> None:
-    with checkpoint_of(row) as checkpoint:
-        assert checkpoint.format == FORMATS[row["container"]]
-        arrays = [tensor for tensor in checkpoint.tensors.values() if tensor.info.is_array]  # the manifest has none
-        assert bool(len(checkpoint.tensors) - len(arrays) or checkpoint.attributes) == (row["num_tensors"] != 0)
-
-
-@pytest.mark.parametrize("row", some([row for row in rows_of(readable=True) if row["num_tensors"]], 10), ids=name_of)
-def test_tensors_and_devices_agree_with_the_manifest(row: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", some(rows_of(readable=True), 20), ids=name_of)
+def test_each_checkpoint_opens_as_the_manifest_says_and_can_be_read(row: dict[str, Any]) -> None:
     tensors, storages, devices = MANIFEST_IS_WRONG.get(
         row["file"], (row["num_tensors"], row["num_storages"], row["devices"])
     )
 
     with checkpoint_of(row) as checkpoint:
+        assert checkpoint.format == FORMATS[row["container"]]
+        everything = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+        assert any(not tensor.info.is_array for tensor in everything) == (tensors != 0)  # the manifest has no arrays
+        assert all(len(one.read()) == one.info.nbytes for one in everything if one.info.storage is not None)
+        if not tensors:
+            return
         # The manifest counts what is pickled: a state_dict holds tied tensors twice, a whole model holds them once.
         infos = list(infos_of(checkpoint))
         assert len(set(infos) if checkpoint.walks else set(map(id, infos))) == tensors
@@ -116,14 +114,6 @@ def test_tensors_and_devices_agree_with_the_manifest(row: dict[str, Any]) -> Non
         held = {info.storage for info in infos if info.storage is not None}
         assert len(held) == storages
         assert Counter(storage.location for storage in held) == devices
-
-
-@pytest.mark.parametrize("row", some([row for row in rows_of(readable=True) if row["num_tensors"]], 10), ids=name_of)
-def test_every_tensor_can_be_read(row: dict[str, Any]) -> None:
-    with checkpoint_of(row) as checkpoint:
-        for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values()):
-            if tensor.info.storage is not None:
-                assert len(tensor.read()) == tensor.info.nbytes
 
 
 @pytest.mark.parametrize(

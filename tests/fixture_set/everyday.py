@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from ckptool.reference.trainer import HABITS, Parts, Trained, ema_average, parts_of, wrap
+from tests.against_torch import oracle
 from tests.fixture_set.cases import CONTAINERS, Case, Place, torch_cases
-from tests.fixture_set.expected import named_tensors
 from tests.fixture_set.forging import pretend, tagged
 
 if TYPE_CHECKING:
@@ -158,5 +158,5 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _left_on_cpu(parts: Parts) -> list[Tensor]:
     """The tensors that stay on the CPU when a model trains on a GPU: AdamW's steps and the EMA's count."""
-    steps = [tensor for name, tensor in named_tensors(parts.optimizer) if name.endswith(".step")]
+    steps = [tensor for name, tensor in oracle.named_tensors(parts.optimizer) if name.endswith(".step")]
     return [*steps, parts.ema.n_averaged]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import sys
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ckptool.errors import UnsupportedFeature
 from tests.against_torch import oracle
@@ -18,30 +16,9 @@ if TYPE_CHECKING:
     from tests.fixture_set.forging import TagOf
 
 
-def named_tensors(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """
-    Yield every tensor with its full dotted name, in the order of the file.
-
-    A module, or a method of one, stands for its ``state_dict()``; dictionaries and lists give their keys and
-    indices; anything else holds no tensors.
-    """
-    if isinstance(content, Tensor):
-        yield prefix.removesuffix("."), content
-    elif isinstance(content, nn.Module):
-        yield from named_tensors(content.state_dict(), prefix)
-    elif inspect.ismethod(content) and isinstance(content.__self__, nn.Module):
-        yield from named_tensors(content.__self__, prefix)
-    elif isinstance(content, Mapping):
-        for key, value in content.items():
-            yield from named_tensors(value, f"{prefix}{key}.")
-    elif isinstance(content, list | tuple):
-        for index, value in enumerate(content):
-            yield from named_tensors(value, f"{prefix}{index}.")
-
-
 def entries(content: Any, tag_of: TagOf) -> list[dict[str, Any]]:
     """Describe every tensor of what is about to be saved; ``tag_of`` gives the tag it is saved with."""
-    return [entry(name, tensor.detach(), tag_of) for name, tensor in named_tensors(content)]
+    return [entry(name, tensor.detach(), tag_of) for name, tensor in oracle.named_tensors(content)]
 
 
 def entry(name: str, tensor: Tensor, tag_of: TagOf) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from tests.fixture_set.cases import Case, Place, torch_cases
+from tests.fixture_set.cases import CONTAINERS, Case, Place, torch_cases
 from tests.fixture_set.forging import mixed, tagged
 
 if TYPE_CHECKING:
@@ -26,38 +26,23 @@ _TAGS = ("cuda:0", "cuda:3", "mps", "xpu:0", "npu:0", "hpu", "xla:0", "meta", "w
 
 def odd_tensors(trained_lstm: nn.Module) -> Iterator[Case]:
     """Yield every kind of tensor that torch can save and that is not simply an array of its own."""
-    yield from torch_cases("views", views(), form="state_dict", shows="slices, strides and transposes of one storage")
-    yield from torch_cases("expanded", expanded(), form="state_dict", shows="expanded tensors: strides of 0")
-    yield from torch_cases(
-        "lstm-one-storage",
-        one_storage(trained_lstm),
-        form="state_dict",
-        shows="an LSTM whose weights are slices of one storage, as cuDNN arranges them",
-    )
-    yield from torch_cases("empty", empty(), form="state_dict", shows="tensors of no elements and of no dimensions")
-    yield from torch_cases(
-        "complex", complex_numbers(), form="state_dict", shows="complex, conjugated and negated views"
-    )
-    yield from torch_cases("sparse", sparse(), form="state_dict", shows="every sparse layout")
-    yield from torch_cases("quantised", quantised(), form="state_dict", shows="quantised per tensor and per channel")
-    yield from torch_cases(
-        "parameters", parameters(), form="state_dict", shows="parameters and tensors with a gradient"
-    )
-    yield from torch_cases(
-        "one-storage-two-dtypes",
-        one_storage_two_dtypes(),
-        form="state_dict",
-        shows="uint8 and uint16 tensors of the same bytes",
-        torch_loads=["zip"],
-    )
-    yield from torch_cases("tensor-list", list(views().values()), form="tensors", shows="a list of tensors")
-    yield from torch_cases(
-        "every-dtype",
-        every_dtype(),
-        form="state_dict",
-        shows="each element type that torch can save",
-        torch_loads=["zip"],
-    )
+    for name, content, shows in (
+        ("views", views(), "slices, strides and transposes of one storage"),
+        ("expanded", expanded(), "expanded tensors: strides of 0"),
+        ("lstm-one-storage", one_storage(trained_lstm),
+         "an LSTM whose weights are slices of one storage, as cuDNN arranges them"),
+        ("empty", empty(), "tensors of no elements and of no dimensions"),
+        ("complex", complex_numbers(), "complex, conjugated and negated views"),
+        ("sparse", sparse(), "every sparse layout"),
+        ("quantised", quantised(), "quantised per tensor and per channel"),
+        ("parameters", parameters(), "parameters and tensors with a gradient"),
+        ("one-storage-two-dtypes", one_storage_two_dtypes(), "uint8 and uint16 tensors of the same bytes"),
+        ("tensor-list", list(views().values()), "a list of tensors"),
+        ("every-dtype", every_dtype(), "each element type that torch can save"),
+    ):  # fmt: skip
+        form = "tensors" if isinstance(content, list) else "state_dict"
+        loads = ["zip"] if "dtype" in name else CONTAINERS
+        yield from torch_cases(name, content, form=form, shows=shows, torch_loads=loads)
 
 
 def views() -> dict[str, Tensor]:
