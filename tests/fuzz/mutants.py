@@ -99,17 +99,13 @@ NAMES = [
 ]
 
 
-def _text(chance: random.Random) -> bytes:
-    return chance.choice([b"a", b"weight", b"cpu", b"0", b"storage", b"\xc3\xbc", b"\xff", b"\x1b", b""])
-
-
-def _line(chance: random.Random) -> bytes:
-    return chance.choice([b"0", b"1", b"-7", b"00", b"01", b"12L", b"x", b"1.5", b"'a'", b"u\\u0041", b"", b"9" * 30])
+TEXTS = [b"a", b"weight", b"cpu", b"0", b"storage", b"\xc3\xbc", b"\xff", b"\x1b", b""]
+LINES = [b"0", b"1", b"-7", b"00", b"01", b"12L", b"x", b"1.5", b"'a'", b"u\\u0041", b"", b"9" * 30]
 
 
 def _sized(width: int) -> Callable[[random.Random], bytes]:
     def argument(chance: random.Random) -> bytes:
-        data = _text(chance)
+        data = chance.choice(TEXTS)
         length = len(data) if chance.random() < 0.95 else chance.choice(NUMBERS) & ((1 << 8 * width) - 1)
         return length.to_bytes(width, "little") + data
 
@@ -120,27 +116,16 @@ def _bytes(width: int) -> Callable[[random.Random], bytes]:
     return lambda chance: chance.choice([chance.randrange(4).to_bytes(width, "little"), chance.randbytes(width)])
 
 
-def _memo(width: int) -> Callable[[random.Random], bytes]:
-    return lambda chance: chance.randrange(4).to_bytes(width, "little")
-
-
-def _nothing(_: random.Random) -> bytes:
-    return b""
-
-
-def _lined(count: int) -> Callable[[random.Random], bytes]:
-    return lambda chance: b"".join(_line(chance) + b"\n" for _ in range(count))
-
-
 def _named(chance: random.Random) -> bytes:
     return chance.choice(NAMES).replace(" ", "\n").encode() + b"\n"
 
 
 OPCODES: dict[int, Callable[[random.Random], bytes]] = {
-    **dict.fromkeys(b"()012NQRabdelostu]}.\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94\x97\x98", _nothing),
-    **{code: _lined(1) for code in b"FILPSVgp"},
+    **dict.fromkeys(b"()012NQRabdelostu]}.\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94\x97\x98", lambda _: b""),
+    **dict.fromkeys(b"FILPSVgp", lambda chance: chance.choice(LINES) + b"\n"),
     **{code: _bytes(width) for code, width in ((0x4B, 1), (0x4D, 2), (0x4A, 4), (0x47, 8), (0x82, 1), (0x83, 2))},
-    **{code: _memo(width) for code, width in ((0x68, 1), (0x6A, 4), (0x71, 1), (0x72, 4))},
+    **dict.fromkeys(b"hq", lambda chance: bytes([chance.randrange(4)])),
+    **dict.fromkeys(b"jr", lambda chance: pack("<I", chance.randrange(4))),
     **{code: _sized(1) for code in b"UC\x8a\x8c"},
     **{code: _sized(4) for code in b"TXB\x8b"},
     **{code: _sized(8) for code in b"\x8d\x8e\x96"},

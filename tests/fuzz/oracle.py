@@ -16,15 +16,11 @@ LARGEST = 1 << 24
 """Bytes of a tensor that is still compared."""
 
 
-class Verdict(str):
-    """What became of a file: ``refused``, ``read``, or ``compared`` with a stock loader."""
-
-    __slots__ = ()
-
-
-def judge(data: bytes) -> Verdict:
+def judge(data: bytes) -> str:
     """
-    Open a file and read all that it holds, as inspect, check and load do.
+    Open a file and read all that it holds, as inspect, check and load do; return what became of it.
+
+    That is ``refused``, ``read``, or ``compared`` with a stock loader.
 
     Raises:
         AssertionError: The stock loader reads the same file and finds something else.
@@ -33,7 +29,9 @@ def judge(data: bytes) -> Verdict:
     try:
         checkpoint = ckptool.open_checkpoint(data)
     except CkptoolError as error:
-        return _refused(error)
+        if not (error.kind and str(error)):
+            raise AssertionError("refused without a reason") from error
+        return "refused"
     with checkpoint:
         found = _read(checkpoint)
     assert ckptool.check(data, deep=True).error is None
@@ -42,20 +40,16 @@ def judge(data: bytes) -> Verdict:
     except CkptoolError:
         loaded = None
     if checkpoint.format == "safetensors":
-        _compare_with_safetensors(data, found)
-        return Verdict("compared")
+        expected = {name: bytes(view["data"]) for name, view in safetensors.deserialize(data)}
+        assert found.keys() == expected.keys()
+        assert all(found[name] in (None, content) for name, content in expected.items())
+        return "compared"
     if checkpoint.format in ("torch_zip", "torch_legacy"):
         stock = _stock(data)
         if stock is not None:
             _compare(stock, found, loaded)
-            return Verdict("compared")
-    return Verdict("read")
-
-
-def _refused(error: CkptoolError) -> Verdict:
-    assert error.kind
-    assert str(error)
-    return Verdict("refused")
+            return "compared"
+    return "read"
 
 
 def _read(checkpoint: ckptool.Checkpoint) -> dict[str, bytes | None]:
@@ -66,12 +60,6 @@ def _read(checkpoint: ckptool.Checkpoint) -> dict[str, bytes | None]:
         except CkptoolError:
             found[name] = None
     return found
-
-
-def _compare_with_safetensors(data: bytes, found: dict[str, bytes | None]) -> None:
-    expected = {name: bytes(view["data"]) for name, view in safetensors.deserialize(data)}
-    assert found.keys() == expected.keys()
-    assert all(found[name] in (None, content) for name, content in expected.items())
 
 
 def _stock(data: bytes) -> Any:
