@@ -68,8 +68,9 @@ _VALUES = (
 )  # fmt: skip
 _FIXED = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
-_OF_MARK = {"TUPLE": "tuple", "LIST": "list", "DICT": "dict", "FROZENSET": "frozenset"}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_OF_MARK = {"TUPLE": "tuple", "LIST": "list", "DICT": "dict", "FROZENSET": "frozenset", "OBJ": "inst"}
+_MADE = {f"TUPLE{count}": ("tuple", count) for count in (1, 2, 3)}
+_MADE |= {"REDUCE": ("call", 2), "NEWOBJ": ("new", 2), "NEWOBJ_EX": ("new_ex", 3), "BINPERSID": ("pid", 1)}
 _STEPS = {"BUILD": ("b", 1), "APPEND": ("a", 1), "SETITEM": ("s", 2)}
 _STEPS_OF_MARK = {"APPENDS": "a", "SETITEMS": "s", "ADDITEMS": "+"}
 _MARK: Any = object()
@@ -121,8 +122,9 @@ def read(data: bytes) -> Node:
             stack.append(Node(_EMPTY[name]))
         elif name in _OF_MARK:
             stack.append(Node(_OF_MARK[name], None, popped()))
-        elif name in _TUPLES:
-            stack.append(Node("tuple", None, taken(_TUPLES[name])))
+        elif name in _MADE:
+            kind, count = _MADE[name]
+            stack.append(Node(kind, None, taken(count)))
         elif name == "MARK":
             stack.append(_MARK)
         elif name in _STEPS:
@@ -132,18 +134,8 @@ def read(data: bytes) -> Node:
         elif name in _STEPS_OF_MARK:
             nodes = popped()
             stack[-1].steps.append((_STEPS_OF_MARK[name], nodes))
-        elif name == "REDUCE":
-            stack.append(Node("call", None, taken(2)))
-        elif name == "NEWOBJ":
-            stack.append(Node("new", None, taken(2)))
-        elif name == "NEWOBJ_EX":
-            stack.append(Node("new_ex", None, taken(3)))
-        elif name == "OBJ":
-            stack.append(Node("inst", None, popped()))
         elif name == "INST":
             stack.append(Node("inst", None, [Node("name", tuple(argument.split(" ", 1))), *popped()]))
-        elif name == "BINPERSID":
-            stack.append(Node("pid", None, taken(1)))
         elif name == "PERSID":
             stack.append(Node("pid", argument))
         elif name == "DUP":
