@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _WINDOW: Final = 1 << 16
-_WIDEST: Final = 1 << 18
 _MOST_NAMES: Final = 100_000
 _MOST_EMPTY: Final = 450_000
 """Containers that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for each.
@@ -199,8 +198,6 @@ class Machine(Pickle):
         packed = packed_nbytes(source)
         self.left_nbytes = inf if packed is None else max(_INFLATED_NBYTES, _INFLATED_RATIO * packed)
         """Bytes of opcodes that may still be read, long arguments apart."""
-        # Each window is a read, which may be cancelled: then none is to hold too many opcodes.
-        self._widest = _WIDEST if self.left_nbytes == inf and source.cancellation is None else _WINDOW
 
     def stop(self, root: Inert) -> None:
         """Let go of the registers: what is left is what the pickle said."""
@@ -394,9 +391,7 @@ class Machine(Pickle):
                 hint="If you trust it, unpack it first.",
                 offset=begin,
             )
-        # Doubling keeps the number of moves, and so of bytes kept over, logarithmic for one long string.
-        span = min(left, max(needed, _WINDOW, min(2 * len(self.data), self._widest)))
-        self.data = self.source.read(begin, span)
+        self.data = self.source.read(begin, min(left, max(needed, _WINDOW)))
         self.base, self.pos = begin, 0
         if self.frame_end is not None:
             self.begin_frame(self.frame_end)
