@@ -206,3 +206,11 @@ def test_a_recipe_and_another_checkpoint_contradict_each_other(tmp_path: Path) -
     source = saved(tmp_path / "source.pth", PLAIN)
     with pytest.raises(ckptool.MigrationRefused, match="both say"):
         ckptool.migrate(source, tmp_path / "out.pth", like=source, recipe="any")
+
+
+def test_transformers_own_table_is_named_where_a_config_says_the_model(tmp_path: Path) -> None:
+    source = saved(tmp_path / "source.pth", {"a.experts.0.w1.weight": (2, 2)})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    with pytest.raises(ckptool.MigrationRefused) as refused:
+        ckptool.migrate(source, tmp_path / "out.pth", like=saved(tmp_path / "other.pth", {"a.gate_up": (1, 2, 2)}))
+    assert "`recipe='transformers:mixtral'` is transformers' own" in str(refused.value.hint)
