@@ -321,24 +321,18 @@ def test_texts_of_a_safetensors_file(texts: dict[str, str], weight: str, tmp_pat
     assert said(tmp_path / "o.safetensors")[0].startswith("quantised: ")
 
 
-def as_json(path: Path) -> None:
-    path.with_name("scales.json").write_text(json.dumps({"fc.weight": [0.1] * 64}))
+BESIDE: dict[str, Callable[[Path], object]] = {
+    "scales.json": lambda path: path.write_text(json.dumps({"fc.weight": [0.1] * 64})),
+    "extra.safetensors": lambda path: save_file({"fc.weight_scale": torch.ones(64)}, path),
+    "scales.pth": lambda path: torch.save({"fc.weight": 0.02}, path),
+}
 
 
-def as_tensors(path: Path) -> None:
-    save_file({"fc.weight_scale": torch.ones(64)}, path.with_name("extra.safetensors"))
-
-
-def as_numbers(path: Path) -> None:
-    torch.save({"fc.weight": 0.02}, path.with_name("scales.pth"))
-
-
-@pytest.mark.parametrize(("beside", "weight"), in_turn([as_json, as_tensors, as_numbers], [codes(64, 32), fp8(64, 32)]))
-def test_scales_in_a_file_beside(weight: Tensor, beside: Callable[[Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "weight"), in_turn(BESIDE, [codes(64, 32), fp8(64, 32)]))
+def test_scales_in_a_file_beside(weight: Tensor, file: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"fc.weight": weight} | BIAS, path)
-    beside(path)
-    (file,) = [one.name for one in tmp_path.iterdir() if one != path]
+    BESIDE[file](tmp_path / file)
 
     for source in (path, tmp_path):
         assert f", which {file} may have, 1 weight without" in said(source)[0]
