@@ -29,7 +29,7 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 BROUGHT_NBYTES = 3 << 20
 """What pip brings with it."""
-SMALL_NBYTES = 12_000_000
+SMALL_NBYTES = 11_500_000
 """All of it; half is what Python compiles, and most so in 3.11."""
 
 # Tests of readers and writers that make their files themselves, byte by byte.
