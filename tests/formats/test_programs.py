@@ -480,6 +480,7 @@ FORMULAS = {
     "1 << 99999999": False,
     "(s0 + s1 + s2 + s3)**300": False,
     "Mul(" + ", ".join(f"Add(s{n}, Integer({n}))" for n in range(40)) + ")": False,
+    "*".join(["(s0 + s1)"] * 1500) + "*(s0 + s1 + s2)**60": False,
     "Mod(Pow(Symbol('s0'), Integer(4000)), Integer(7))": False,
     "floor(Float('1e100000000'))": False,
     "floor(asin(Float('0.5', 20000000)))": False,

@@ -408,8 +408,8 @@ def _terms(tree: ast.AST) -> float:
         elif name in _PRODUCTS:
             counts = [prod(counts)]
         elif name == "Float" or (isinstance(node, ast.Constant) and isinstance(node.value, int | float)):
-            counts = [1 if _size(node) < _LARGEST else inf]
-        found[id(node)] = max(1, sum(counts))
+            counts = [1.0 if _size(node) < _LARGEST else inf]
+        found[id(node)] = max(1.0, sum(counts))
     return max(found.values())
 
 
