@@ -483,6 +483,7 @@ FORMULAS = {
     "*".join(["(s0 + s1)"] * 1500) + "*(s0 + s1 + s2)**60": False,
     "Mod(Pow(Symbol('s0'), Integer(4000)), Integer(7))": False,
     "floor(Float('1e100000000'))": False,
+    "Float()": False,
     "floor(asin(Float('0.5', 20000000)))": False,
     "sqrt(Integer(" + "9" * 4000 + "))": False,
     "Max(" + ", ".join(f"s{n}*s{n + 1} + {n}" for n in range(40)) + ")": True,

@@ -416,8 +416,9 @@ def _terms(tree: ast.AST) -> float:
 def _size(node: ast.AST) -> float:
     """Return how large a number is, or its precision; without end for what has to be reckoned first."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NUMBERS:
-        number, *precision = (*node.args, *(one.value for one in node.keywords))
-        return inf if any(_size(one) > _LARGEST_POWER for one in precision) else _size(number)
+        values = [*node.args, *(one.value for one in node.keywords)]
+        is_short = all(_size(one) <= _LARGEST_POWER for one in values[1:])
+        return _size(values[0]) if values and is_short else inf
     if isinstance(node, ast.UnaryOp):
         node = node.operand
     try:
