@@ -328,7 +328,7 @@ _INDEX: Final = rb"\s*(\+?[0-9][0-9_]*|-[0_]+)\s*(?:\0|\Z)"
 """What Python takes for an index of the memo: C ends a text at its first zero byte."""
 _MAX_INT_NBYTES: Final = 1024
 _ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
-OUTSIDE: Final = (Global, PersistentId, Unknown)
+_OUTSIDE: Final = (Global, PersistentId, Unknown)
 """What the process knows, and no pickle holds."""
 _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
@@ -480,16 +480,16 @@ def op_build(machine: Machine) -> None:
         machine.build_offsets.append(machine.base + machine.opcode)
         if machine.on_build is not None:
             machine.stack[-1] = machine.on_build(machine, target)
-    elif isinstance(target, (Call, *OUTSIDE)) or not (machine.is_patient and _sets_nothing(state)):
+    elif isinstance(target, (Call, *_OUTSIDE)) or not (machine.is_patient and _sets_nothing(state)):
         what = "a second state for one object" if isinstance(target, Call) else "a state for what is no object"
-        machine.odd("sets", target, state, what, (Call, *OUTSIDE))
+        machine.odd("sets", target, state, what, (Call, *_OUTSIDE))
 
 
 def _sets_nothing(state: Inert) -> bool:
     """Say whether Python takes a state for none, whatever it is for: alone, or as both parts of one."""
     for part in state if type(state) is tuple and len(state) == 2 else (state,):
         held = part.pairs if type(part) is Dict else part.items if type(part) is Set else part
-        if isinstance(held, (Call, *OUTSIDE)) or held:
+        if isinstance(held, (Call, *_OUTSIDE)) or held:
             return False
     return True
 
@@ -531,8 +531,8 @@ def _extend(machine: Machine, values: list[Inert]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(values)
-    elif values or not machine.is_patient or isinstance(target, OUTSIDE):
-        machine.odd("adds", target, values, "items for something that is no list", (bytearray, *OUTSIDE))
+    elif values or not machine.is_patient or isinstance(target, _OUTSIDE):
+        machine.odd("adds", target, values, "items for something that is no list", (bytearray, *_OUTSIDE))
 
 
 def op_setitem(machine: Machine) -> None:
@@ -553,8 +553,8 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
-    elif pairs or not machine.is_patient or isinstance(target, OUTSIDE):
-        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *OUTSIDE))
+    elif pairs or not machine.is_patient or isinstance(target, _OUTSIDE):
+        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *_OUTSIDE))
 
 
 def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
