@@ -44,6 +44,7 @@ from tests.build import (
     tensor,
     torch_tar,
     torch_zip,
+    torchscript,
     zip_file,
 )
 from tests.each import each
@@ -791,6 +792,16 @@ LOST: dict[str, Callable[[bytes, _StorageInfo], tuple[bytes, _StorageInfo]]] = {
     "one byte too long": lambda data, place: (data, replace(place, length=place.length + 1)),
     "a zip whose headers differ": lambda data, place: (data[:14] + b"diff" + data[18:], place),
 }
+
+
+def test_a_value_that_is_a_program_is_no_data(tmp_path: Path) -> None:
+    """torch.load() gives it to torch.jit.load()."""
+    writer = dcp_folder.Writer(tmp_path / "dcp")
+    writer.value("x", 1)
+    index, place = next(iter(writer.metadata.storage_data.items()))
+    (writer.folder / "__0_0.distcp").write_bytes(torchscript())
+    writer.metadata.storage_data[index] = replace(place, length=len(torchscript()))
+    assert check(writer.close()).grade == "code"
 
 
 @each("change", LOST)

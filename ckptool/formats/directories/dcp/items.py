@@ -137,7 +137,7 @@ class Items:
 
     def _value(self, source: Source) -> Parsed:
         parsed = self._probe.read_inner(source)
-        if parsed.rebuilder is None or not parsed.streams:
+        if parsed.rebuilder is None or not parsed.streams or parsed.traits.program:
             raise MalformedFile("is no file of torch.save", kind="item")
         return parsed
 
