@@ -184,8 +184,8 @@ OTHERS: dict[str, tuple[Shapes, Shapes]] = {
         layers(3, "a.{}.{}", w=(3,)) | layers(3, "b.{}.{}", w=(3,)),
     ),
     "norms by names that are like the other's": (
-        layers(3, "layers.{}.{}", input_layernorm__weight=(8,), post_attention_layernorm__weight=(8,)),
-        layers(3, "layers.{}.{}", attention_norm__weight=(8,), ffn_norm__weight=(8,)),
+        layers(3, "stages.{}.{}", input_layernorm__weight=(8,), post_attention_layernorm__weight=(8,)),
+        layers(3, "stages.{}.{}", attention_norm__weight=(8,), ffn_norm__weight=(8,)),
     ),
     "shifted layers": (layers(5, "h.{}.{}", w=(3,)), changed(layers(5, "h.{}.{}", w=(3,)), (r"h\.4", "h.9"))),
     "rows in another order": (
