@@ -50,7 +50,7 @@ from tests.build import (
 from tests.each import each
 from tests.formats import dcp_folder
 from tests.program import invoke
-from tests.scale import in_turn
+from tests.scale import in_turn, scale
 
 
 def built(made: bytes, state: Any) -> bytes:
@@ -684,7 +684,7 @@ RUN_BY_SOME = {
 }
 
 
-@each(("kind", "name"), itertools.product(RUN_BY_SOME, ["x.pkl", "x.joblib"]))
+@each(("kind", "name"), (itertools.product if scale else in_turn)(RUN_BY_SOME, ["x.pkl", "x.joblib"]))
 def test_what_only_some_loader_unpacks_or_finds_is_not_called_data(kind: str, name: str, tmp_path: Path) -> None:
     made, good = RUN_BY_SOME[kind](), torch_zip({"w": tensor(storage())}, {"0": floats()})
     (tmp_path / name).write_bytes(made)

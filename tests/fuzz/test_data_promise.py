@@ -21,7 +21,7 @@ from tests.scale import exhaustive, scaled, times
 
 pytest.importorskip("resource", reason="Windows: it has no limits on memory for a process")
 ROOT = Path(__file__).parents[2]
-FILES = times(200, 3000)
+FILES = times(120, 3000)
 
 
 @pytest.fixture(scope="module")

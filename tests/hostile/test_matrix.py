@@ -67,7 +67,7 @@ EVERY = {
     "I3": 16,
     "I4": 32,
 }
-SMALL = 16
+SMALL = 24
 """Of those a small run takes every so manyth, and one of each row,"""
 DEAR = {"P11", "P12", "Z11"}
 """but none of rows that cost seconds a case: some of them are opened alone."""
@@ -103,7 +103,7 @@ def alone() -> dict[str, list[Case]]:
     for case in CASES:
         if isinstance(case.make, bytes):
             rows.setdefault(case.row, []).append(case)
-    return {row: cases[:: step(9) if row in {"P8", *DEAR} else step(2)] for row, cases in rows.items()}
+    return {row: cases[:: step(12) if row in {"P8", *DEAR} else step(3)] for row, cases in rows.items()}
 
 
 ALONE = alone()
