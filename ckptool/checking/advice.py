@@ -59,9 +59,10 @@ def migration(
         if refused:
             given["drop_unsupported"] = True
             hints.append(f"Leave out what torch.load() refuses: {some(refused)}.")
-    if given.get("form") == "state_dict" and "to" not in given:
-        weights = checkpoint.weights if checkpoint.weights is not None else checkpoint.tensors
-        tags = {one.info.location for one in weights.values() if one.info.storage is not None}
+    if given.get("form") in (None, "state_dict") and "to" not in given:
+        alone = checkpoint.weights if "form" in given else None
+        taken = (alone if alone is not None else checkpoint.tensors).values()
+        tags = {one.info.location for one in taken if one.info.storage is not None}
         if not tags <= {"cpu", "meta"}:
             given["to"] = "cpu"  # else plain torch.load() opens it where that device is, and nowhere else
     words = [word for change in renames for word in change.arguments]

@@ -15,6 +15,7 @@ from ckptool.checkpoints.families import Adapter, Family, adapter_of, family_of
 from ckptool.checkpoints.summary import Summary
 from ckptool.formats.filenames import ADAPTER
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
+from ckptool.names.matching import wrappers_off
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
 from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
@@ -91,8 +92,9 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     weights = checkpoint.weights
     walk = walk_of(checkpoint, weights) if weights is not None else None
     is_elsewhere = any(one.info.location not in ("cpu", "meta") for one in weights.values()) if weights else False
-    holds_more = checkpoint.form in ("checkpoint", "training") or checkpoint.is_folder or is_elsewhere
-    if weights is None or checkpoint.traits.program is not None or (walk is None and not holds_more):
+    is_plain = checkpoint.traits.program is None and not checkpoint.is_folder
+    holds_more = checkpoint.form in ("checkpoint", "training") or is_elsewhere or not is_plain
+    if weights is None or (walk is None and not holds_more):
         return
     command = state_dict(checkpoint).command
     if command is None:
@@ -103,9 +105,10 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     if model != "model":  # which may be lost
         yield f"code of {model.removesuffix('()')}, without forward(): {command_line(where, 'inspect', skeleton=True)}"
     yield f"Run: {command}"
-    averages = [one.key for one in checkpoint.state_dicts if one.role == "ema" and one is not weights and one.key]
+    averages = [one for one in checkpoint.state_dicts if one.role == "ema" and one is not weights and one.key]
     if len(averages) == 1 and weights.role == "model":
-        yield f"the averages: {migration(checkpoint, form='state_dict', key=averages[0]).command}"
+        look = migration(checkpoint, form="state_dict", key=averages[0].key, renames=wrappers_off(averages[0]))
+        yield f"the averages: {look.command}"
 
 
 def _model_of(classes: Mapping[str, str]) -> str:

@@ -69,7 +69,7 @@ def opened(path: str) -> object:
         return load_file(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(path, map_location="cpu")
+        return torch.load(path)
 
 
 @pytest.mark.parametrize("path", one_of_twins(OURS, 3), ids=lambda path: path.name)

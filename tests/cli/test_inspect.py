@@ -96,14 +96,17 @@ def test_a_whole_model_says_how_it_is_loaded(wrap: str, tmp_path: Path) -> None:
     assert "to load" not in run(PLAIN)
 
 
-@pytest.mark.parametrize("what", ["averages", "folder"])
-def test_what_is_more_than_one_state_dict_is_shown_how_to_load(what: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("what", ["averages", "folder", "program"])
+def test_what_is_not_one_state_dict_is_shown_how_to_load(what: str, tmp_path: Path) -> None:
     model, saved = nn.Linear(3, 2), str(tmp_path / "saved")
     if what == "averages":
-        ema = {name: tensor + 1 for name, tensor in model.state_dict().items()}
-        torch.save({"model": model.state_dict(), "model_ema": ema}, saved)
-    else:
+        wrapped = nn.DataParallel(model).state_dict()
+        torch.save({"model": wrapped, "model_ema": {name: tensor + 1 for name, tensor in wrapped.items()}}, saved)
+    elif what == "folder":
         ckptool.save(model.state_dict(), saved, form="dcp")
+    else:
+        torch.jit.script(model).save(saved)
     said = run(Path(saved))
 
     (python,) = re.findall(r"to load +in Python: (.*)", said)
@@ -112,6 +115,7 @@ def test_what_is_more_than_one_state_dict_is_shown_how_to_load(what: str, tmp_pa
     assert len(commands) == (2 if what == "averages" else 1)
     written = [json.loads(invoke([*shlex.split(one), "--json", "--force"]).stdout)["target"] for one in commands]
     tensors = torch.load(written[-1])
+    assert tensors.keys() == {"weight", "bias"}
     assert torch.equal(tensors["bias"], model.bias + (what == "averages"))
 
 
