@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, wraps
+from inspect import signature
 from types import UnionType
 from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
 
+_P = typing.ParamSpec("_P")
+_R = typing.TypeVar("_R")
 _PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}  # numbers of numpy are as good as Python's
 _MODULES: Final = re.compile(r"\b(typing|types|os|collections\.abc|torch\.optim|ckptool)(\.[a-z_]+)*\.(?=[A-Z])")
 _UNIONS: Final = (Union, UnionType)
-
+_MEANT: Final = {"device": "to", "map_location": "to", "to": "device", "overwrite": "force", "prefix": "strip_prefix"}
+"""What else people call arguments."""
 
 UTF_16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -22,6 +27,38 @@ def as_utf8(text: bytes) -> bytes:
     if text.startswith(UTF_16_MARKS):
         return text.decode("utf-16", "replace").encode()
     return text.removeprefix(codecs.BOM_UTF8)
+
+
+def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """
+    Compare what a function is given with its annotations before it begins; say what a misspelt keyword is near to.
+
+    ``but`` are arguments that it looks at itself, ``options`` the names of its ``**options``.
+    """
+
+    def of(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        takes = signature(function).parameters
+
+        @wraps(function)
+        def call(*args: _P.args, **given: _P.kwargs) -> _R:
+            if unknown := next((name for name in given if name not in takes and name not in options), None):
+                near = _near(unknown, [*takes, *options])
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{near}")
+            named = {**dict(zip(takes, args, strict=False)), **given}
+            check_arguments(function, {name: value for name, value in named.items() if name not in but})
+            return function(*args, **given)
+
+        return call
+
+    return of
+
+
+def _near(unknown: str, known: Collection[str]) -> str:
+    """Return what a misspelt keyword, or a word that others use for it, may mean."""
+    from difflib import get_close_matches  # most names are right
+
+    words = {word: meant for word, meant in _MEANT.items() if meant in known} | {name: name for name in known}
+    return "".join(f": did you mean {words[one]!r}?" for one in get_close_matches(unknown, words, 1))
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:
@@ -42,7 +79,8 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
                 raise ValueError(f"{within}{name}={value!r} is none of {', '.join(map(repr, choices))}")
             is_short = type(value).__module__ == "builtins" and len(repr(value)) <= 60
             shown = f"{value!r} ({type(value).__name__})" if is_short else type(value).__name__
-            raise TypeError(f"{within}{name} takes {' | '.join(map(_spelled, kinds))}, not {shown}")
+            also = ": give what its state_dict() returns" if name == "state" and hasattr(value, "state_dict") else ""
+            raise TypeError(f"{within}{name} takes {' | '.join(map(_spelled, kinds))}, not {shown}{also}")
         if value == "" and any(get_origin(kind) is Sequence for kind in kinds):
             raise ValueError(f"{within}{name}={value!r} is empty: leave it out, or fill it in")
         if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -13,7 +13,7 @@ from math import inf
 from time import monotonic
 from typing import Final, TypeVar
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.errors import Cancelled
 
 T = TypeVar("T")
@@ -40,8 +40,8 @@ class Cancellation:
 
     __slots__ = ("_is_cancelled", "_seconds", "_started", "_until")
 
+    @checked()
     def __init__(self, seconds: float | None = None) -> None:
-        check_arguments(Cancellation.__init__, locals())
         if seconds is not None and not seconds >= 0:
             raise ValueError(f"seconds={seconds!r} is no time to wait for")
         self._started = monotonic()

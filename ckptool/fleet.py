@@ -11,13 +11,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checking.scan import Asked
 from ckptool.checking.scan import row as row_of
 from ckptool.errors import Cancelled, as_ours
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut
-from ckptool.migration.changes import ChangeOptions, changes_of
+from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import migrate
 from ckptool.sources.paths import shown_path
 
@@ -31,6 +31,7 @@ __all__ = ["migrate_one", "row"]
 _LONGEST = 4096
 
 
+@checked()
 def row(
     path: str | os.PathLike[str],
     *,
@@ -49,10 +50,10 @@ def row(
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
     """
-    check_arguments(row, locals())
     return row_of(os.fspath(path), Asked(check=check, deep=deep, digest=digest), limits)
 
 
+@checked(options=Changes._fields)
 def migrate_one(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
@@ -74,7 +75,6 @@ def migrate_one(
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
     """
-    check_arguments(migrate_one, locals())
     changes_of(None, options)
     path = os.fspath(source)
     found: dict[str, object] = {"path": shown_path(path)}

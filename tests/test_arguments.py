@@ -31,6 +31,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "predict_memory": (ckptool.predict_memory, {"source": NOWHERE}),
     "open_checkpoint": (ckptool.open_checkpoint, {"origin": NOWHERE}),
     "check": (ckptool.check, {"origin": NOWHERE}),
+    "inspect": (ckptool.inspect, {"origin": NOWHERE}),
+    "stat": (ckptool.stat, {"origin": NOWHERE}),
+    "scan": (ckptool.scan, {"paths": NOWHERE}),
+    "report": (ckptool.report, {"path": NOWHERE, "output": "page.html"}),
+    "merge": (ckptool.merge, {"base": NOWHERE, "dst": "m.pth", "average": NOWHERE}),
     "explain": (ckptool.explain, {"text": "a message"}),
     "diff": (ckptool.diff, {"a": NOWHERE, "b": NOWHERE}),
     "migrate": (ckptool.migrate, {"src": NOWHERE}),
@@ -105,6 +110,34 @@ def test_the_message_says_what_is_taken_and_what_came(name: str, given: dict[str
         function(**{**needed, **given})
 
     assert str(caught.value).startswith(says)
+
+
+@each("name", [name for name in FUNCTIONS if name not in {"Changes", "Limits"}])
+def test_a_misspelt_keyword_is_refused_with_the_nearest(name: str) -> None:
+    function, given = FUNCTIONS[name]
+    known = [parameter for one, parameter in parameters() if one == name][-1]
+
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{known}x': did you mean '{known}'\?"):
+        function(**given, **{f"{known}x": None})
+
+
+@each(
+    ("name", "word", "meant"),
+    [
+        ("migrate", "device", "to"),
+        ("migrate", "devise", "to"),
+        ("migrate", "forse", "force"),
+        ("load", "devise", "device"),
+        ("load", "to", "device"),
+        ("load_into", "stric", "strict"),
+        ("load_into", "optimiser", "optimizer"),
+    ],
+)
+def test_a_word_for_another_keyword_is_refused_with_that(name: str, word: str, meant: str) -> None:
+    function, given = FUNCTIONS[name]
+
+    with pytest.raises(TypeError, match=rf"{name}\(\) got .* '{word}': did you mean '{meant}'\?"):
+        function(**given, **{word: "cpu"})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import check_cancelled
 from ckptool.checking import advice, finding, safety, torch_load
 from ckptool.checking import structure as known
@@ -236,6 +236,7 @@ def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     yield from (one for one in findings if one.code != "CK201" or one.path or codes.isdisjoint(("CK202", "CK204")))
 
 
+@checked()
 def check(
     origin: Origin,
     *,
@@ -272,7 +273,6 @@ def check(
         CkptoolError: ``like`` cannot be read.
         ValueError: ``key`` or ``model_arguments`` have nothing that they are for.
     """
-    check_arguments(check, locals())
     depth: Depth = "values" if values else "bytes" if deep else "structure"
     if key is not None and like is None and model is None:
         raise ValueError("key is about what like or model is compared with: give one of them, too")

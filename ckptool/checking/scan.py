@@ -19,7 +19,7 @@ from itertools import islice
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import each
 from ckptool.checking.check import CheckReport, Scope, examined, refused
 from ckptool.checking.policy import Policy, judge
@@ -311,6 +311,7 @@ def _line(found: dict[str, object]) -> bytes:
     return _TEXT_OF(found).encode()
 
 
+@checked()
 def scan(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -331,7 +332,6 @@ def scan(
         NotACheckpoint: There are files, and none is a checkpoint.
         Cancelled: ``limits`` have a cancellation, and it was.
     """
-    check_arguments(scan, locals())
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     return _rows([os.fspath(path) for path in given], Asked(check=check, deep=deep, digest=digest), limits)
 

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import check_cancelled
 from ckptool.checking.finding import Finding, Severity, note
 from ckptool.checkpoints.checkpoint import Checkpoint
@@ -308,6 +308,7 @@ class ValueRow(NamedTuple):
     """Whether there are values, and some cannot be read: the file is damaged, or a part of it is missing."""
 
 
+@checked()
 def stat(
     origin: Origin,
     *,
@@ -328,7 +329,6 @@ def stat(
         WeightsNotFound: ``include`` is about no name.
         CkptoolError: The file cannot be read.
     """
-    check_arguments(stat, locals())
     if depth is not None and depth < 0:
         raise ValueError(f"depth is a number of components, 0 or more, not {depth}")
     with open_checkpoint(origin, limits=limits) as checkpoint, about(checkpoint.path):

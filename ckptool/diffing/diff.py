@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import left_beside
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _MOST_CHANGES: Final = 1000
 
 
+@checked()
 def diff(
     a: Origin,
     b: Origin,
@@ -82,7 +83,6 @@ def diff(
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
         ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
     """
-    check_arguments(diff, locals())
     tolerance = _tolerance(rtol, atol, has_values=values, stat=stat)
     layout = asked_recipe(recipe, recipe_arguments, reverse=reverse)
     with ExitStack() as stack:

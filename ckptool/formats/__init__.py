@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
@@ -74,6 +74,7 @@ def formats_in_order() -> Iterator[Format]:
     yield sharded  # text, unlike all others
 
 
+@checked()
 def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Checkpoint:
     """
     Open a checkpoint of any known format, going by content and never by suffix.
@@ -90,7 +91,6 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         Cancelled: ``limits`` have a cancellation, and it was. No file is open.
         CkptoolError: A format recognises it, but cannot read the rest.
     """
-    check_arguments(open_checkpoint, locals())
     path, member = _split_member(origin)
     with gc_paused(), _naming(shown_path(path) if isinstance(path, str) else None):
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any, Final
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
@@ -87,6 +87,7 @@ class InspectReport:
         return html_of(self.path, self._sections())
 
 
+@checked()
 def inspect(origin: Origin, *, digest: bool = False, limits: Limits = DEFAULT_LIMITS) -> InspectReport:
     """
     Say what is in a checkpoint, as ``ckptool inspect`` does. Nothing in it runs, and only the index is read.
@@ -96,7 +97,6 @@ def inspect(origin: Origin, *, digest: bool = False, limits: Limits = DEFAULT_LI
     Raises:
         CkptoolError: It cannot be read.
     """
-    check_arguments(inspect, locals())
     with open_checkpoint(origin, limits=limits) as checkpoint:
         known = None
         if digest:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import (
     halves_alone,
@@ -59,6 +59,7 @@ Strip: TypeAlias = Literal["wrappers", "module"] | None
 logger = logging.getLogger("ckptool")
 
 
+@checked()
 def load(
     source: Origin,
     map_location: MapLocation = "cpu",
@@ -117,7 +118,6 @@ def load(
         TypeError: An argument is of another type than its annotation says.
         ValueError: It has a value that it does not take, or ``map_location`` and ``device`` differ.
     """
-    check_arguments(load, locals())
     place = placement(map_location, device)
     cast_to = castable(dtype)
 
@@ -173,6 +173,7 @@ def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) ->
     return make_dense(checkpoint, chosen, name, at_once=True)[0]
 
 
+@checked()
 def predict_memory(
     source: Origin,
     map_location: MapLocation = "cpu",
@@ -194,7 +195,6 @@ def predict_memory(
         CkptoolError: As ``load``.
         ValueError: As ``load``.
     """
-    check_arguments(predict_memory, locals())
     place = placement(map_location, device)
     dtype = castable(dtype)
     with opened(source, limits) as checkpoint:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import refuse_broken
 from ckptool.checkpoints.weights import Weights, WeightsChoice
@@ -59,6 +59,7 @@ logger = logging.getLogger("ckptool")
 _DENSE_FIRST = "Its weights are quantised: make them dense, with ckptool.load_into(model, path, dequantize=True)."
 
 
+@checked("model")
 def load_into(
     model: torch.nn.Module,
     source: Origin,
@@ -120,7 +121,6 @@ def load_into(
         CkptoolError, ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
     """
     check_model(model)
-    check_arguments(load_into, locals())
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
     breaks, layout = break_quantized or dequantize, asked_recipe(recipe, recipe_arguments, reverse=reverse)
     with opened(source, limits) as checkpoint, _telling_of_quantised(checkpoint, None if dequantize else model):

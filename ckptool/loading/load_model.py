@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.errors import UnsafePickle, UnsupportedFeature, first_line
 from ckptool.formats import open_checkpoint
 from ckptool.loading.memory.placement import CPU, MapLocation, Placement, placement
@@ -18,6 +18,7 @@ from ckptool.migration.migrate import migrate
 from ckptool.names.wrappers import COMPONENTS
 
 
+@checked("trust")
 def load_model(
     path: str | os.PathLike[str],
     *,
@@ -40,7 +41,6 @@ def load_model(
         UnsupportedFeature: The file holds weights and no model, or its classes cannot be imported or unpickled.
         CkptoolError: The file cannot be read.
     """
-    check_arguments(load_model, {"path": path, "map_location": map_location, "device": device, "unwrap": unwrap})
     name = os.fspath(path)
     if trust is not True:
         raise UnsafePickle(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.errors import about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -35,6 +35,7 @@ elif TYPE_CHECKING:
 Path: TypeAlias = str | os.PathLike[str]
 
 
+@checked(options=Changes._fields)
 def merge(
     base: str | os.PathLike[str],
     dst: str | os.PathLike[str],
@@ -73,8 +74,7 @@ def merge(
         CkptoolError: What ``migrate`` raises.
         ValueError: Neither ``lora`` nor ``average`` is given, or both; or shares or scales that are no shares.
     """
-    check_arguments(merge, locals())
-    asked = changes_of(changes, options, "merge")
+    asked = changes_of(changes, options)
     if (lora is None) == (average is None):
         raise ValueError("give lora, or average: one of them")
     check_installed()

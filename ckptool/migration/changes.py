@@ -18,8 +18,6 @@ from ckptool.names import renaming
 from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.tensor import TensorInfo
 
-_MEANT: Final = {"device": "to", "map_location": "to", "format": "form", "overwrite": "force", "prefix": "strip_prefix"}
-"""What people call the arguments of ``migrate``."""
 DeviceTags: TypeAlias = str | Mapping[str, str]
 """One tag for everything, or new tags by old ones, as ``map_location`` takes them: others stay."""
 _SIZE: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(?:([KMGT])(?:(I?)B)?|B)\s*", re.IGNORECASE)
@@ -254,23 +252,16 @@ class MigrateOptions(ChangeOptions, total=False):
     like: str | PathLike[str] | None
 
 
-def changes_of(given: Changes | None, options: Mapping[str, Any], verb: str = "migrate") -> Changes:
+def changes_of(given: Changes | None, options: Mapping[str, Any]) -> Changes:
     """
-    Return the changes that were passed to a ``verb`` whole or as keywords.
+    Return the changes that were passed whole or as keywords.
 
     Raises:
         ValueError: Both were given, or there is no such form or choice of weights.
-        TypeError: A keyword is not a field of ``Changes``, or of another type.
+        TypeError: One is of another type.
     """
     if given is not None and options:
         raise ValueError(f"changes were given, and as keywords {', '.join(options)}: pass one or the other")
-    unknown = [name for name in options if name not in Changes._fields]
-    if unknown:
-        from difflib import get_close_matches  # most names are right
-
-        meant = _MEANT.get(unknown[0]) or next(iter(get_close_matches(unknown[0], Changes._fields, 1)), None)
-        near = f": did you mean {meant!r}?" if meant else ""
-        raise TypeError(f"{verb}() got an unexpected keyword argument {unknown[0]!r}{near}")
     changes = Changes(**options) if given is None else given
     check_arguments(Changes, changes._asdict())
     if not isinstance(changes.dtype, str | None) and "dtype" not in type(changes.dtype).__name__.lower():

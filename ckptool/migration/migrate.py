@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
@@ -56,6 +56,7 @@ class WriteOptions(NamedTuple):
     limits: Limits = DEFAULT_LIMITS
 
 
+@checked(options=Changes._fields)
 def migrate(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str] | None = None,
@@ -112,7 +113,6 @@ def migrate(
         ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
             ``in_place`` has a ``dst``, or what is for new files, or ``deep`` or ``compact`` no ``in_place``.
     """
-    check_arguments(migrate, locals())
     asked = changes_of(changes, options)
     path, target = os.fspath(src), None if dst is None else os.fspath(dst)
     how = WriteOptions(force, verify, dry_run, reflink, progress, read_back, limits)

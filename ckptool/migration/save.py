@@ -15,7 +15,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
@@ -58,6 +58,7 @@ _STRIPPING: Final = ((), (renaming.strip_wrappers,), (renaming.strip_module,))
 """What ``load`` may have done to names."""
 
 
+@checked(options=Changes._fields)
 def save(
     state: Mapping[str, Any],
     path: str | os.PathLike[str],
@@ -102,10 +103,7 @@ def save(
         TypeError: A value is neither a tensor nor plain.
         ValueError: An option has a value that it does not take.
     """
-    if callable(getattr(state, "state_dict", None)):
-        raise TypeError(f"state is a state dict, not a {type(state).__name__}: give what its state_dict() returns")
-    check_arguments(save, locals())
-    asked = changes_of(None, options, "save")
+    asked = changes_of(None, options)
     if like is None and (asked.key is not None or asked.weights != "auto"):
         raise ValueError("key and weights say which weights of like are meant, and there is no like")
     if like is None and (missing != "refuse" or allow_new):

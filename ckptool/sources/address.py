@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.errors import FileUnavailable
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Remote(str):
     stores: dict[tuple[str, str], Any] | None = None
     """Stores that were reached already, by scheme and bucket, for all addresses that are read in the same way."""
 
+    @checked()
     def __new__(
         cls,
         address: str,
@@ -66,7 +67,6 @@ class Remote(str):
         connections: int = CONNECTIONS,
         download: bool = False,
     ) -> Self:
-        check_arguments(Remote.__new__, locals())
         made = super().__new__(cls, address)
         made.endpoint, made.region, made.anonymous = endpoint, region, anonymous
         made.connections, made.download = max(1, connections), download

@@ -105,7 +105,7 @@ def test_what_is_no_tensor_is_a_type_error_that_names_it(value: Any, tmp_path: P
 
 
 def test_a_model_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"not a Linear: give what its state_dict\(\) returns"):
+    with pytest.raises(TypeError, match=r"not Linear: give what its state_dict\(\) returns"):
         ckptool.save(nn.Linear(1, 1), tmp_path / "out.pth")  # type: ignore[arg-type]
 
 

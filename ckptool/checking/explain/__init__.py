@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checking.explain.keys import INSPECT, OWN, Explanation, explain_keys
 from ckptool.checking.finding import CODES
 from ckptool.errors import CkptoolError
@@ -38,6 +38,7 @@ _IS_ESCAPED = re.compile(r"""\\n(?!')|\\["']""")
 """What shows that a text is in quotes, as in logs of JSON; torch names a line break that begins a file as '\\n'."""
 
 
+@checked()
 def explain(
     text: str, origin: str | PathLike[str] | None = None, *, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[Explanation, ...]:
@@ -49,7 +50,6 @@ def explain(
     Raises:
         FileUnavailable: There is no such file, or it may not be read.
     """
-    check_arguments(explain, locals())
     plain = _as_printed(text[:_MOST_TEXT])
     found = _explained(plain) or tuple(_own(plain))
     if origin is None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from ckptool import __version__
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.checking.check import CheckReport, Depth, check
 from ckptool.checking.finding import Finding
 from ckptool.checking.safety import inside
@@ -46,6 +46,7 @@ from ckptool.torch_ops.values import ValueFacts
 SCHEMA: Final = "ckptool.page/2"
 
 
+@checked()
 def report(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -74,7 +75,6 @@ def report(
         CkptoolError: ``path`` is not there, or one of two files cannot be read.
         ValueError: ``output`` is no name of a page, or is what is read; or what is about two files is given for one.
     """
-    check_arguments(report, locals())
     if other is None and (key_a or key_b or ignore_wrappers):
         raise ValueError("key_a, key_b and ignore_wrappers are about two files: give other, too")
     name, a, b = os.fspath(output), os.fspath(path), None if other is None else os.fspath(other)

@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, steps
 from ckptool.checking.value_survey import DIVERGED, is_meant
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
@@ -138,6 +138,7 @@ class LiveModel(Closing):
         CkptoolError: As ``reload``, where there is a ``source``.
     """
 
+    @checked("model")
     def __init__(
         self,
         model: torch.nn.Module,
@@ -156,7 +157,6 @@ class LiveModel(Closing):
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         check_model(model)
-        check_arguments(LiveModel.__init__, locals())
         if fallback is not None and source is None:
             raise ValueError("fallback is for a source that cannot be loaded: name one")
         if any(getattr(module, "training", False) for module in model.modules()):
@@ -261,6 +261,7 @@ class LiveModel(Closing):
         finally:
             self._gate.leave(visits)
 
+    @checked()
     def reload(self, source: Origin, *, limits: Limits | None = None) -> Reload:
         """
         Replace the weights by those of a checkpoint of any form.
@@ -286,7 +287,6 @@ class LiveModel(Closing):
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
-        check_arguments(LiveModel.reload, locals())
         started = time.perf_counter()
         # Noted before the file is opened: if another takes its place meanwhile, that one is still to be loaded.
         limits = limits if limits is not None else self._limits
@@ -422,6 +422,7 @@ class LiveModel(Closing):
         in_own_thread(lambda: refuse_overflows((name, one, kinds[name]) for name, one in values.items()))
         return {name: moved(one, self._device, kinds[name]) for name, one in values.items()}
 
+    @checked()
     def watch(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -445,7 +446,6 @@ class LiveModel(Closing):
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded; or ``every``
                 is not above 0.
         """
-        check_arguments(LiveModel.watch, locals())
         if not 0 < every < threading.TIMEOUT_MAX:
             raise ValueError(f"every is a number of seconds above 0, not {every!r}")
         if path is None:

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import BinaryIO, Final, NamedTuple
 
 import ckptool.system as system
-from ckptool.arguments import check_arguments
+from ckptool.arguments import checked
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
 from ckptool.migration.output import failed
 from ckptool.sources.descriptors import Descriptor
@@ -115,6 +115,7 @@ def _begin_journal(path: str, fd: int, edit: FileEdit) -> int:
     return nbytes
 
 
+@checked()
 def recover(path: str | os.PathLike[str]) -> int:
     """
     Undo a ``migrate(path, in_place=True)`` that was cut off, from the journal beside the file.
@@ -129,7 +130,6 @@ def recover(path: str | os.PathLike[str]) -> int:
         DamagedFile: The journal is not what was written. The file was not changed.
         OutputFailed: The system refused; the journal is still there.
     """
-    check_arguments(recover, locals())
     path = os.fspath(path)
     with open_for_editing(path, recovering=True) as fd:
         try:
