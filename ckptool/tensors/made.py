@@ -37,12 +37,13 @@ class MadeSource(Source):
         while missing > 0:
             found.append(next(self._pieces))
             missing -= len(found[-1])
-        data = b"".join(found) if len(found) > 1 else found[0]
-        self._ahead = data[nbytes:]
+        last = found.pop()
+        end = len(last) + missing
+        self._ahead = last[end:]
         self._position += nbytes
         if self._position >= self.nbytes:
             self._pieces = iter(())  # what they were made of takes memory
-        return data[:nbytes]
+        return b"".join((*found, last[:end]))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill a buffer, piece by piece."""

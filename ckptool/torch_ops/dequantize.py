@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from ctypes import string_at
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptool.errors import MalformedFile, MigrationRefused
@@ -48,8 +49,8 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
     largest = torch.finfo(target).max
     for one in values:
         made = one.to(target)
-        is_finite = not made.numel() or bool(torch.stack(torch.aminmax(made)).isfinite().all())  # NaN is both
-        if not is_finite and bool((lost := made.isinf() & one.isfinite()).any()):
+        ends = map(float, torch.aminmax(made)) if made.numel() else ()  # NaN is both
+        if not all(map(isfinite, ends)) and bool((lost := made.isinf() & one.isfinite()).any()):
             if not saturate:
                 fact = f"tensor {name!r} has values that are too large for {dtype}: at least {int(lost.sum()):,}"
                 hint = "Use a wider type, or take the largest value with `saturate=True`."

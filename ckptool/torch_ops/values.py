@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptool.tensors.reading import LazyTensor
 
 
-BLOCK_NUMEL: Final = 1 << 14
+BLOCK_NUMEL: Final = (1 << 15) - 1
 """What torch computes with at a time. Of 32,768 elements it gives a part to each of its threads, and these wait for
 each other in a loop: where other processes are at work, that takes many times the processor time."""
 
