@@ -83,6 +83,8 @@ BEGINNINGS: Final = (_ZFILE, *(kind.magic for kind in _KINDS))
 _LEAST_ZLIB: Final = 8
 _OF_LZMA: Final = ("xz", "lzma")
 """Python's reader of both tells each stream of a file anew, so that one may follow the other."""
+_OF_ZLIB: Final = ("gzip", "zlib")
+"""joblib's reader of both never ends behind the first member, whatever comes there."""
 _LZMA_HEAD: Final = 5
 """Bytes of its properties and of the length of its dictionary."""
 _BEHIND: Final = "bytes-behind"
@@ -148,7 +150,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def decompress(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, int]:
     """
-    Return what a compressed file holds, all members joined, and how many bytes of the file are of them, or padding.
+    Return what a compressed file holds, all members joined, and how many bytes of the file every reader takes for it.
 
     Raises:
         LimitExceeded: It grows larger than ``limits`` allow for its size.
@@ -187,6 +189,7 @@ def _decompress(
     allowed = limits.inflated(source.nbytes)
     position = 0
     pending = b""
+    first_end = None
     try:
         unpacker = kind.start()
         while pending or position < source.nbytes:
@@ -194,6 +197,8 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
+                if kind.name in _OF_ZLIB and first_end is None:
+                    first_end = position - len(pending)
                 if kind.name == "gzip":  # Python's goes on behind zeros, wherever they end
                     pending = pending.lstrip(b"\0")
                 if not pending.strip(b"\0"):
@@ -226,6 +231,8 @@ def _decompress(
     if not unpacker.eof:
         fact = f"the {kind.name} file is truncated after {len(output):,} unpacked bytes"
         raise MalformedFile(fact, kind=f"truncated-{kind.name}", hint="Download the file again.")
+    if first_end is not None:
+        raise MalformedFile(f"it goes on behind its first {kind.name} member", kind=_BEHIND, offset=first_end)
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:

@@ -333,8 +333,7 @@ class Search:
             ends = range(part.start, min(part.stop, part.start + PADDING_NBYTES), _STEP)
             is_padding = not any(source.read(at, min(_STEP, part.stop - at)).strip(b"\0") for at in ends)
             if not is_padding or len(part) > PADDING_NBYTES:
-                what = f"{counted(len(part), 'byte')} at {part.start:,} with no part in its format"
-                self.miss(f"{record or 'the file'}: {what}")
+                self.miss(f"{record or 'the file'}: {_without_part(len(part), part.start)}")
 
     def as_tar(self, source: Source, where: Place = _FILE) -> None:
         """Look at what is read as something else as a tar, too, if it is one: ``torch.load`` asks for that first."""
@@ -435,7 +434,10 @@ class Search:
 
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Look at what stands behind what is loaded."""
-        self.unused(source, [range(at, source.nbytes)], record)
+        if compression_of(source.read(0, min(_HEAD, source.nbytes))) is not None:
+            self.miss(f"{record or 'the file'}: {_without_part(source.nbytes - at, at)}")
+        else:
+            self.unused(source, [range(at, source.nbytes)], record)
         self._pickles(source, at, Place(record))
 
     def _pickles(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> None:
@@ -552,6 +554,10 @@ class Search:
             shown = verdict.shown() if shown is None else shown
             said = (verdict.name, shown, verdict.why)
             self.acts[key] = Act(verdict.grade, verdict.how, *said, where.record, offset, where.nested_at)
+
+
+def _without_part(nbytes: int, at: int) -> str:
+    return f"{counted(nbytes, 'byte')} at {at:,} with no part in its format"
 
 
 def _byte(record: str, at: int) -> str:
