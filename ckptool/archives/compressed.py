@@ -199,10 +199,8 @@ def _decompress(
             if unpacker.eof:
                 if kind.name in _OF_ZLIB and first_end is None:
                     first_end = position - len(pending)
-                if kind.name == "gzip":  # Python's goes on behind zeros, wherever they end
-                    pending = pending.lstrip(b"\0")
-                if not pending.strip(b"\0"):
-                    pending = b""  # padding after the last member, as tar on tape leaves it
+                pending = _behind_padding(kind, pending)
+                if not pending:
                     continue
                 is_either = kind.name in _OF_LZMA
                 if not is_either and not pending.startswith(kind.magic[:1]):  # some readers pass over it
@@ -233,6 +231,12 @@ def _decompress(
         raise MalformedFile(fact, kind=f"truncated-{kind.name}", hint="Download the file again.")
     if first_end is not None:
         raise MalformedFile(f"it goes on behind its first {kind.name} member", kind=_BEHIND, offset=first_end)
+
+
+def _behind_padding(kind: Compression, rest: bytes) -> bytes:
+    """Return what follows a member, but for the zeros that tar on tape leaves; Python's gzip goes on behind any."""
+    rest = rest.lstrip(b"\0") if kind is GZIP else rest
+    return rest if rest.strip(b"\0") else b""
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:

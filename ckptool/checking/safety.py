@@ -79,6 +79,9 @@ def survey(
     for stream in checkpoint.streams:
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
+    for part in () if glances else checkpoint.parts:
+        if part.contradiction is not None or part.twin is not None:  # other values are streams
+            search.part(part)
     if checkpoint.traits.is_plain:
         return search.survey()
     for archive in checkpoint.archives:

@@ -103,6 +103,8 @@ class Part:
     """Returns how it contradicts the index; None if it does not."""
     twin: Callable[[], Parsed] | None = None
     """Opens the copy of another rank, which has to be equal."""
+    at: tuple[int, int] = (0, 0)
+    """Where it begins in the file, and how many bytes it has there."""
 
 
 class Recorded(NamedTuple):

@@ -824,6 +824,24 @@ def test_a_value_that_its_loader_reads_and_ckptool_cannot_is_no_data(change: str
     assert row(str(writer.folder))["grade"] != "data"
 
 
+def test_a_piece_of_a_tensor_that_runs_something_is_no_data(tmp_path: Path) -> None:
+    """Before 2.4, torch.distributed.checkpoint.load() unpickled these as well without weights_only."""
+    writer = dcp_folder.Writer(tmp_path / "dcp")
+    writer.tensor("w", torch.ones(4))
+    (index,) = writer.metadata.storage_data
+    piece = tensor(storage())
+    for grade, data in (
+        ("data", torch_zip(piece, {"0": floats()})),
+        ("system", torch_zip(RUNS + b"0" + piece, {"0": floats()})),
+        ("code", torchscript()),
+        ("code", b"no file of torch.save"),
+    ):
+        (writer.folder / "__0_0.distcp").write_bytes(data)
+        writer.metadata.storage_data[index] = replace(writer.metadata.storage_data[index], length=len(data))
+        assert check(writer.close()).grade == grade
+        assert (invoke(["check", "--fail-on", "code", str(writer.folder)]).exit_code == 0) == (grade == "data")
+
+
 @each("first", [pickled({"a": 1}), legacy({"a": 1}), *HONEST.values()])
 def test_bytes_behind_a_neighbour_are_no_data(first: bytes, tmp_path: Path) -> None:
     write = tmp_path / "model.pth", tmp_path / "x.bin"

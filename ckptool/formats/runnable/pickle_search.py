@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Final, NamedTuple
 
 from ckptool.archives import tars, zips
@@ -28,8 +28,8 @@ from ckptool.archives.compressed import (
     unpack,
 )
 from ckptool.archives.zips import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
-from ckptool.checkpoints.parsed import Stream
-from ckptool.errors import Failure, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
+from ckptool.checkpoints.parsed import Part, Stream
+from ckptool.errors import Failure, FileUnavailable, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable.acts import Act, Name, Survey, place
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
@@ -141,6 +141,7 @@ class Search:
         self._held_nbytes = 0
         """Of what is unpacked in memory now."""
         self._unpacked_nbytes = 0
+        self._parts: set[tuple[str, tuple[int, int]]] = set()
 
     # What is looked at
 
@@ -373,6 +374,23 @@ class Search:
         at = -1 if pickles else stream.start
         while 0 <= at < stream.end:
             at = resume[at] if at in resume else self._one(stream.source, at, where, has_arrays=stream.has_arrays)
+
+    def part(self, part: Part) -> None:
+        """Look at an item of a folder, unless its file is missing, which is known; once, whoever has it."""
+        if (part.file, part.at) in self._parts or not self._affords(_COST, Place(part.file)):
+            return
+        self._parts.add((part.file, part.at))
+        try:
+            parsed = part.open()
+        except FileUnavailable:
+            return
+        except Failure as error:
+            self.miss(f"{part.file}: {error.message}")
+            return
+        for stream, pickles in zip(parsed.streams, chain((parsed.pickles,), repeat(())), strict=False):
+            self.stream(stream, place(part.file, stream.record), pickles)
+        if parsed.traits.program:
+            self.miss(f"{part.file}: {parsed.traits.program}")
 
     def _one(self, source: Source, start: int, where: Place, *, has_arrays: bool = True) -> int:
         """

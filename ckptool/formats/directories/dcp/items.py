@@ -175,14 +175,14 @@ class ItemParts:
             elif entry is not None and (item := entry.items[at]) is not None:
                 offsets, sizes = entry.boxes[at]
                 compare = partial(self._piece_contradiction, entry, sizes)
-                yield Part(
-                    f"{name!r} at {list(offsets)}", file, partial(self._items.piece, name, item, offsets), compare
-                )
+                opens = partial(self._items.piece, name, item, offsets)
+                yield Part(f"{name!r} at {list(offsets)}", file, opens, compare, at=(item.offset, item.nbytes))
         for copy in self._copies:
             entry = self._entries[copy.name]
             same = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
-            opens, twin = self._opens(copy, copy.other), self._opens(copy, copy.taken)
-            yield Part(repr(copy.name), copy.other.file, opens, same, twin)
+            other, twin = copy.other, self._opens(copy, copy.taken)
+            place = other.offset, other.nbytes
+            yield Part(repr(copy.name), other.file, self._opens(copy, other), same, twin, place)
 
     def _opens(self, copy: Copy, item: Item) -> Callable[[], Parsed]:
         if copy.offsets is None:
