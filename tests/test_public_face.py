@@ -283,6 +283,8 @@ def test_reports_complete_their_fields_and_nothing_of_tuples(tmp_path: Path) -> 
         assert all(hasattr(one, name) for name in shown), one
         assert not {"count", "index", "in_full", "expanded", "node", "stores", "own_keys"} & shown, one
         assert set(getattr(one, "_fields", ())) <= shown, one
+        if not isinstance(one, ckptool.Changes):
+            assert len(repr(one)) < 400, one  # a prompt shows a line, print() the whole
 
 
 def test_reports_are_the_json_of_the_command_line(tmp_path: Path) -> None:
@@ -370,6 +372,8 @@ def test_a_missing_name_of_a_checkpoint_is_answered_so_too() -> None:
         full = f"{checkpoint.weights.key}.{name}"
 
         assert message(checkpoint.tensors, name) == f"'{name}' is not there; '{full}' is"
+        assert message(checkpoint, name) == f"'{name}' is not there; '{full}' is"
+        assert message(checkpoint, "modle") == "'modle' is not there; 'model' is"
 
 
 def test_a_name_that_is_looked_for_in_vain_costs_nothing(

@@ -112,6 +112,9 @@ class CheckReport(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(text_of((show(self.path), *sections_of(self), *_reason_of(self))))
 
+    def __repr__(self) -> str:
+        return f"<CheckReport {self.path!r}: {self.verdict}>"
+
     def _repr_html_(self) -> str:
         return html_of(f"{self.path}: {self.verdict}", (*_reason_of(self), *sections_of(self)))
 

@@ -177,7 +177,9 @@ class Checkpoint(Parsed, Closing):
                 return self.tensors[str(key)]
             from ckptool.names.missing import Missing
 
-            raise KeyError(Missing(key, [one for one in top if isinstance(one, str)]) if isinstance(key, str) else key)
+            if not isinstance(key, str):
+                raise KeyError(key)
+            raise KeyError(Missing(key, self.tensors if "." in key else [one for one in top if isinstance(one, str)]))
         node = top[key]
         if isinstance(node, LazyTensor):
             return node

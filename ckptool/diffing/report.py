@@ -89,6 +89,9 @@ class DiffReport(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(text_of(sections_of(self)))
 
+    def __repr__(self) -> str:
+        return f"<DiffReport {self.a.path!r}, {self.b.path!r}: {self.verdict}>"
+
     def _repr_html_(self) -> str:
         return html_of(f"{self.a.path}, {self.b.path}: {self.verdict}", facts_of(self))
 

@@ -116,6 +116,9 @@ class MigrationReport(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(text_of((show(self.target), *sections_of(self))))
 
+    def __repr__(self) -> str:
+        return f"<MigrationReport {self.target!r}: {_result(self)}>"
+
     def _repr_html_(self) -> str:
         return html_of(f"{self.target}: {_result(self)}", sections_of(self))
 
