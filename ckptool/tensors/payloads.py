@@ -47,7 +47,8 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
         pieces.check(done)
 
 
-CHUNK_NBYTES: Final = 1 << 22
+CHUNK_NBYTES: Final = 1 << 20
+"""What is computed is still in a core's cache when its checksum is, and when it is written."""
 
 
 class Payload:
