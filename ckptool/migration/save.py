@@ -126,8 +126,8 @@ def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
     builder, given = TreeBuilder(limits), CallerTensors()
     root = Call(Global("collections", "OrderedDict"), ())
     root.pairs = [
-        (name, _node(name, value, given, builder, is_inside=name.endswith("_extra_state")))
-        for name, value in state.items()
+        (str.__str__(name), _node(name, value, given, builder, is_inside=name.endswith("_extra_state")))
+        for name, value in state.items()  # a name may be of a class of its own, as numpy's
     ]
     metadata = getattr(state, "_metadata", None)
     modules = facts_by_module(list(metadata.items())) if isinstance(metadata, Mapping) else {}

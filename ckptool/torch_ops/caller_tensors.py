@@ -59,7 +59,7 @@ class CallerTensors:
         if torch is not None and isinstance(value, torch.Tensor):
             return self._of_torch(name, value, location or str(value.device))
         if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-            return self._of_array(name, numpy.asarray(value), location or "cpu")
+            return self._of_array(name, numpy.asanyarray(value), location or "cpu")
         return None
 
     def _of_torch(self, name: str, tensor: torch.Tensor, location: str) -> TensorInfo:
@@ -107,6 +107,8 @@ class CallerTensors:
     def _of_array(self, name: str, array: NDArray[Any], location: str) -> TensorInfo:
         import numpy as np
 
+        if type(array) not in (np.ndarray, np.memmap):
+            raise _unsupported(name, f"is a {type(array).__module__}.{type(array).__name__}")
         dtype = _dtype(name, array.dtype.name)
         known = self._storages.get((id(array), location))
         if known is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import OrderedDict
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def test_shards_are_filled_as_migrate_fills_them(tmp_path: Path) -> None:
     assert [one.name for one in done.files][-1] == "model.safetensors.index.json"
     assert len(done.files) == 4
     assert_same(ckptool.load(tmp_path / "out"), state)
+
+
+def test_a_name_of_a_class_of_its_own_is_a_text(tmp_path: Path) -> None:
+    class Layer(str, Enum):
+        FIRST = "first.weight"
+
+    ckptool.save({np.str_("a"): torch.ones(2), Layer.FIRST: torch.ones(2)}, tmp_path / "out.pth")
+
+    assert list(torch_load(tmp_path / "out.pth")) == ["a", "first.weight"]
 
 
 def test_arrays_and_lazy_tensors_are_tensors(tmp_path: Path) -> None:
@@ -146,7 +156,8 @@ def test_a_tensor_of_another_class_or_without_values_is_refused(tmp_path: Path) 
     class Own(torch.Tensor):
         pass
 
-    for value in (torch.ones(2).as_subclass(Own), nn.UninitializedParameter(), np.array(["a"])):
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])  # type: ignore[no-untyped-call]
+    for value in (torch.ones(2).as_subclass(Own), nn.UninitializedParameter(), np.array(["a"]), masked):
         with pytest.raises(UnsupportedFeature, match="tensor 'x' "):
             ckptool.save({"x": value}, tmp_path / "out.pth")
     with pytest.raises(MigrationRefused, match="on the meta device"):
