@@ -1,7 +1,7 @@
 """
 Tensors in another floating type: each becomes one whose bytes are cast while they are read.
 
-Nothing is cast before it is written, a few megabytes at a time, so a plan stays cheap and memory bounded. The
+Values are cast only while they are written, a few megabytes at a time, so a plan stays cheap and memory bounded. The
 arithmetic is torch's, by way of ``torch_ops``.
 """
 
@@ -46,11 +46,11 @@ class Lost(NamedTuple):
     max_error: float = 0.0
     overflowed: int = 0
     nonzero: int = 0
-    """Elements that are not zero, of those that the type can lose as too small,"""
+    """Elements that are not zero, where the new type can round small values to zero."""
     zeroed: int = 0
-    """and those of them that became zero."""
+    """Those of them that became zero."""
     nan: int = 0
-    """Elements that are NaN, and were."""
+    """Elements that are NaN, and were before."""
 
 
 class CastSource(MadeSource):
@@ -103,15 +103,15 @@ class Casting:
             raise MigrationRefused("an empty keep_dtype would keep every type", kind="bad-pattern")
         self._trials = trials
         self.keeps_nothing: tuple[str, ...] = tuple(keep)
-        """Those of ``keep`` that have matched no name so far."""
+        """Patterns of ``keep`` that no name has matched so far."""
         self._target = dtypes.BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
         self._names: list[tuple[str, str]] = []
         self.leaves: list[str] = []
-        """Complex and sparse tensors, with their types: no cast is about them."""
+        """Complex and sparse tensors, with their types: these are never cast."""
         self.kept_with: dict[str, str] = {}
-        """Names that keep their type for what they are tied to, which is to keep it."""
+        """Names that keep their type only because they are tied to a name that keeps its own, to that name."""
         self._made: dict[Memory, TensorInfo] = {}
         self._read: dict[Memory, LazyTensor] = {}
 
@@ -124,7 +124,7 @@ class Casting:
 
     def take(self, named: Iterable[tuple[str, str, str, LazyTensor]]) -> None:
         """
-        Note tensors that are to be cast, each by the name under which it is reported, its name and its full path.
+        Register tensors to cast, each as (name in reports, name, full path, tensor).
 
         Tied names stay tied: one that keeps its type keeps it for all.
         """
@@ -149,7 +149,7 @@ class Casting:
     def _matching(
         self, pattern: re.Pattern[str], places: Sequence[tuple[Memory, str, str]]
     ) -> list[tuple[Memory, str]]:
-        """Return the tensors that keep their types, with their names: those that match, or else whose full paths do."""
+        """Return (memory, name) of tensors whose names match a pattern, or else of those whose full paths do."""
         own = [(memory, name) for memory, name, _ in places if self._trials.on(name, pattern.search)]
         is_open = (not own or pattern.pattern.startswith("^")) and any(name != path for _, name, path in places)
         full = [place for place in places if is_open and self._trials.on(place[2], pattern.search)]
@@ -162,7 +162,7 @@ class Casting:
 
     @property
     def unmatched(self) -> list[str]:
-        """Those of ``keep`` that match no name at all, be it of a tensor that is not cast."""
+        """Patterns of ``keep`` that match no name at all, not even of a tensor that cannot be cast."""
         names = [name for pair in self._names for name in pair if len(name) <= LONGEST] if self.keeps_nothing else []
         left = [pattern for pattern in self._keep if pattern.pattern in self.keeps_nothing]
         return [one.pattern for one in left if not any(self._trials.on(name, one.search) for name in names)]
@@ -177,7 +177,7 @@ class Casting:
         return made if alike else made._replace(requires_grad=info.requires_grad, kind=info.kind)
 
     def refuse_what_was_missed(self, storages: Iterable[Payload]) -> None:
-        """Raise MigrationRefused if a tensor that was to be cast is not among what is written."""
+        """Raise MigrationRefused if a tensor that is to be cast is not among what is written."""
         written = {id(payload.storage.source) for payload in storages if isinstance(payload, StoragePayload)}
         missed = [name for name, _, source in self._sources if id(source) not in written]
         if missed:
@@ -202,7 +202,7 @@ class Casting:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of the casts that were written."""
+        """Notes on the casts that were written."""
         lost = ((name, one.lost) for name, _, one in self._sources if one.lost.nonzero)
         shares = {name: one.zeroed / one.nonzero for name, one in lost}
         zeroed = {name: share for name, share in shares.items() if share > MANY_ZEROED}
@@ -214,16 +214,16 @@ class Casting:
 
     @property
     def errors(self) -> dict[int, Lost]:
-        """What was lost in each cast that was written, by the number that it has among those of a plan."""
+        """What each cast that was written has lost, by its position among the casts of the plan."""
         return {number: one.lost for number, (_, _, one) in enumerate(self._sources) if one.was_read}
 
     def written_elsewhere(self, errors: Mapping[int, Lost]) -> None:
-        """Take the errors of casts that another process has written, which has planned the same."""
+        """Take over what casts have lost that another process with the same plan has written."""
         for number, lost in errors.items():
             self._sources[number][2].lost = lost
 
     def passed_over(self, named: Iterable[tuple[str, TensorInfo]]) -> list[str]:
-        """Return the names of tensors that could be cast, by full path, and that were not among those to cast."""
+        """Return the full paths of tensors that could be cast but are not registered."""
         paths = {path for _, path in self._names}
         return [path for path, info in named if path not in paths and self._takes(info)]
 
@@ -240,7 +240,7 @@ Memory = tuple[object, ...]
 
 
 def memory_of(info: TensorInfo) -> Memory | None:
-    """Return a key that is equal for two names of one tensor, with or without elements; None if it has no memory."""
+    """Return a key that is equal for all names of one tensor, with or without elements; None if it has no storage."""
     storage = info.storage
     if storage is None:
         return None

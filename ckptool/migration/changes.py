@@ -1,8 +1,4 @@
-"""
-What a caller wants to be different in a migrated file.
-
-The device tags that storages get in a migrated file: one for all, or for each old tag a new one.
-"""
+"""The changes that a caller requests of a migration, and the device tags that result from them."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ def new_tag(tags: DeviceTags | None, old: str) -> str:
 
 
 def retagged(info: TensorInfo, tags: DeviceTags | None) -> str:
-    """Return the tag of a tensor in the new file; one on the meta device has none to change, nor has an array."""
+    """Return the tag of a tensor in the new file; tensors on the meta device and numpy arrays keep theirs."""
     is_tagged = (info.storage or info.parts) and not info.is_array
     return new_tag(tags, info.location) if is_tagged else info.location
 
@@ -125,13 +121,13 @@ class Changes(NamedTuple):
     they are after all other changes.
     """
     reverse: bool = False
-    """Go the way back of the recipe."""
+    """Apply the recipe in reverse."""
     recipe_arguments: Mapping[str, int] = {}
-    """Numbers that the recipe, or rules of slices, need, and no ``config.json`` beside the source says."""
+    """Numbers that the recipe or the rules of slices need, and that no ``config.json`` beside the source gives."""
     like: str | PathLike[str] | None = None
     """
-    Another checkpoint: write the weights under its names, in its shapes. The renames and the recipe are found that make
-    them so, and noted; where there is none, or more than one, it is refused with what is left.
+    Another checkpoint: write the weights under its names, in its shapes. The renames and the recipe that lead to them
+    are searched for, and noted; none, or more than one, is refused with what is left.
     """
     join: Sequence[str] = ()
     """
@@ -158,7 +154,7 @@ class Changes(NamedTuple):
     set_metadata: Mapping[str, str] = {}
     """Text to keep beside the tensors of safetensors, by its keys; the library's ``metadata()`` gives it."""
     drop_metadata: Sequence[str] = ()
-    """Globs: leave out keys of such text that match one. What is set is set after that."""
+    """Globs: leave out keys of such text that match one. ``set_metadata`` is applied after that."""
     config_from: str | None = None
     """
     A folder whose ``config.json``, tokenizer and the like go along into a folder of safetensors; the type that is named
@@ -177,7 +173,7 @@ class Changes(NamedTuple):
 
     def in_full(self) -> Changes:
         """
-        Return the same changes with lists of texts, rules for all that changes names, and torch's name of the type.
+        Return the same changes normalised: lists of texts, all changes of names as rules, torch's name of the type.
         """
         given: dict[str, Any] = self._asdict()
         given |= {name: (given[name],) if isinstance(given[name], str) else tuple(given[name]) for name in _LISTS}
@@ -191,7 +187,7 @@ class Changes(NamedTuple):
 
     @property
     def makes_folder(self) -> bool:
-        """Whether the target is a folder, and no file."""
+        """Whether the target is a folder rather than a file."""
         return self.form == "dcp" or self.max_shard_size is not None or self.cut is not None
 
     @property
@@ -207,7 +203,7 @@ def _rule(item: NameRule) -> renaming.Rule:
 
 
 class ChangeOptions(TypedDict, total=False):
-    """The fields of ``Changes`` as keywords, for type checkers: Python has no type that says so of another."""
+    """The fields of ``Changes`` as keywords, for type checkers: Python cannot derive this type from the other."""
 
     form: TargetForm | None
     max_shard_size: int | str | None
@@ -247,7 +243,7 @@ class ChangeOptions(TypedDict, total=False):
 
 
 class MigrateOptions(ChangeOptions, total=False):
-    """With what ``save`` has another meaning for."""
+    """The same with ``like``, which means something else in ``save``."""
 
     like: str | PathLike[str] | None
 
@@ -274,7 +270,7 @@ def size_in_bytes(size: int | str) -> int:
     Return how many bytes a size is: ``"5GB"`` counts in thousands, ``"5GiB"`` in steps of 1024.
 
     Raises:
-        MigrationRefused: It is not a size, or not one byte.
+        MigrationRefused: It is not a size, or less than one byte.
     """
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     nbytes = size if isinstance(size, int) else 0
@@ -290,5 +286,5 @@ def size_in_bytes(size: int | str) -> int:
 
 
 def most_nbytes_of(changes: Changes) -> int | None:
-    """Return how large a file of a folder may be; None where there is no such limit."""
+    """Return the most bytes that a file of a folder may have; None if there is no limit."""
     return None if changes.max_shard_size is None else size_in_bytes(changes.max_shard_size)

@@ -1,8 +1,8 @@
 """
-What lies beside the weights of a Hugging Face model and is needed to open them: settings, tokenizers, templates.
+Files beside the weights of a Hugging Face model that are needed to use them: settings, tokenizers, templates.
 
-With ``config_from`` they go along into a folder of shards, byte for byte, but for the type of the weights in
-``config.json`` where these are cast: libraries load weights in the type that stands there.
+``config_from`` copies them into a folder of shards, byte for byte. Only ``config.json`` changes where weights are cast
+or made dense: libraries load weights in the type that it names.
 
 https://github.com/huggingface/transformers; src/transformers/utils/__init__.py, tokenization_utils_base.py
 """
@@ -31,7 +31,7 @@ _NAMES: Final = (
     *("merges.txt", "chat_template.*", "*.model", "*.tiktoken", "*.spm"),
 )
 _OTHERS: Final = ("*.py", "*.pth", "*.pt", "*.bin", "*.safetensors")
-"""Code of a model is taken along by nobody who was not asked, and weights are what is written."""
+"""Not copied: code of a model, which nobody requested, and weights, which are written anew."""
 _MOST_NBYTES: Final = 128 << 20
 _TYPES: Final = ("torch_dtype", "dtype")
 _CONFIG: Final = "config.json"
@@ -40,11 +40,11 @@ _QUANTISED: Final = QUANTIZED[_CONFIG]
 
 def config_files(changes: Changes) -> list[OutFile]:
     """
-    Return the files that go along from the folder that was named.
+    Return the files that are copied from the folder ``config_from``.
 
     Raises:
         FileUnavailable: There is no such folder.
-        MigrationRefused: It has none of these files, or one is too large for what it should be.
+        MigrationRefused: It has none of these files, or one is too large for settings.
     """
     place = str(changes.config_from)
     with about(place), closing(FolderSource(place)) as folder:
@@ -66,7 +66,7 @@ def config_files(changes: Changes) -> list[OutFile]:
 
 
 def left_behind(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield a note if the source lies in a folder with settings of a model, and a folder is written without them."""
+    """Yield a note if the source's folder has settings of a model, which stay there."""
     path = checkpoint.path
     if is_far(path) or not os.path.exists(path):
         return
@@ -94,7 +94,7 @@ def _copied(place: str, name: str, nbytes: int, _: Sequence[int]) -> Iterator[Pa
 
 
 def _edited(folder: FolderSource, changes: Changes) -> bytes | None:
-    """Return the settings as they are of what is written; None where that changes nothing, or they are no JSON."""
+    """Return ``config.json`` edited for the weights that are written; None if nothing in it changes."""
     settings = dict(json_object(folder, _CONFIG))
     if not settings and changes.dequantize:
         fact = f"{_CONFIG!r} cannot be read, and may say that the weights are quantised"
@@ -105,14 +105,14 @@ def _edited(folder: FolderSource, changes: Changes) -> bytes | None:
 
 
 def _take_out(settings: dict[str, Any]) -> bool:
-    """Take out what says how weights are quantised, of the parts of a model, too; say whether there was some."""
+    """Remove the settings of quantised weights, those of a model's parts too; return whether there were any."""
     inner = [one for key, one in settings.items() if isinstance(one, dict) and key not in _QUANTISED]
     gone = [settings.pop(key) for key in _QUANTISED if key in settings]
     return any([bool(gone), *map(_take_out, inner)])
 
 
 def _put(settings: Any, dtype: str) -> bool:
-    """Put a type into settings, and into those of the parts of a model; say whether one was named there."""
+    """Set the type in settings, and in those of a model's parts; return whether one was named there."""
     if not isinstance(settings, dict):
         return False
     named = [key for key in _TYPES if isinstance(settings.get(key), str)]

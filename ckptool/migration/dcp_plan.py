@@ -8,14 +8,14 @@ A checkpoint → a folder as ``torch.distributed.checkpoint`` (DCP) writes it: f
 Tensors are packed, on the CPU, each under every name that it has; all else is a value, as ``torch.save`` writes it. See
 torch/distributed/checkpoint/{filesystem,default_planner}.py.
 
-A tree is flattened as DCP does it: dicts, and those lists that have dicts or tensors in them. Keys that are no text
-become text, as there. See torch/distributed/checkpoint/_traverse.py.
+A tree is flattened as DCP does it: dicts, and lists that contain dicts or tensors. Keys that are not text become text,
+as there. See torch/distributed/checkpoint/_traverse.py.
 
-The file of a DCP folder that holds everything but the index: items one behind the other, each a whole zip.
+A ``.distcp`` file holds items one after another, each a complete zip.
 
-The index is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``, as torch 2.13 writes it. What newer
-releases have added is left out where older ones would look up a class that they lack. The path of the folder is left
-out, too: it is that of a machine.
+The index is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``, as torch 2.13 writes it. Fields that newer
+releases added are left out where older ones would look up a class that they lack. The path of the folder is left out,
+too, as it belongs to one machine.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
-_ROOT: Final = "archive"  # torch's name for what has no file name
+_ROOT: Final = "archive"  # torch's name for an archive without a file name
 NAME: Final = ".metadata"
 _MODULE: Final = "torch.distributed.checkpoint.metadata"
 _VERSION: Final = "1.0.0"
 _BATCH: Final = 1000
-"""How many entries are nodes at a time, as ``pickle`` itself writes them."""
+"""Number of entries that are nodes at a time; ``pickle`` itself writes batches of this size."""
 _T = TypeVar("_T")
 Path = tuple[str | int, ...]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -82,7 +82,7 @@ class Entry(NamedTuple):
     tensor: tuple[DType, tuple[int, ...], bool] | None = None
     """Element type, shape and whether it requires a gradient; None for a value."""
     cut: Payload | None = None
-    """The storage that is copied in all of its items, in order."""
+    """The whole storage, where items copy it in parts, in order."""
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
 
 
 def _file(name: str, entries: Sequence[Entry]) -> OutFile:
-    """Return the file of these entries; storages that are copied in several items are among its payloads as well."""
+    """Return the file of these entries; its payloads include the storages that several items copy in parts."""
     payloads = [payload for entry in entries for one in entry.items for payload in one.storages]
     payloads += [entry.cut for entry in entries if entry.cut is not None]
     nbytes = sum(entry.nbytes for entry in entries)
@@ -99,7 +99,7 @@ def _file(name: str, entries: Sequence[Entry]) -> OutFile:
 
 
 def _content(entries: Sequence[Entry], found: Sequence[int]) -> Iterator[Part]:
-    """Yield items one behind the other, each as it would be alone."""
+    """Yield items one after another, each as it would be alone; check the storages that they copy in parts."""
     for entry in entries:
         whole = 0
         for one in entry.items:
@@ -111,7 +111,7 @@ def _content(entries: Sequence[Entry], found: Sequence[int]) -> Iterator[Part]:
 
 
 def index(entries: Collection[Entry], files: Sequence[tuple[str, Sequence[Entry]]]) -> bytes:
-    """Return the pickle of what there is, and where each item lies: names of files, each with its own entries."""
+    """Return the pickled index: the entries, and where each item is stored. ``files`` are names with their entries."""
     nodes = _Nodes()
     fields: PairList = [
         ("state_dict_metadata", _in_batches((one.name, _metadata(one, nodes)) for one in entries)),
@@ -129,7 +129,7 @@ def _in_batches(pairs: Iterator[tuple[Inert, Inert]]) -> DictInBatches:
 
 
 def _places(file: str, entries: Iterable[Entry], nodes: _Nodes) -> Iterator[tuple[Inert, Inert]]:
-    """Yield which piece or value each item is, and where it lies."""
+    """Yield which piece or value each item is, and where it is stored."""
     position = 0
     for entry in entries:
         for number, item in enumerate(entry.items):
@@ -143,7 +143,7 @@ def _places(file: str, entries: Iterable[Entry], nodes: _Nodes) -> Iterator[tupl
 
 
 class _Nodes:
-    """What is met again and again, as nodes: one for all that are equal, so that readers have few objects as well."""
+    """Nodes that repeat in the index: one for all equal values, so that readers make few objects, too."""
 
     def __init__(self) -> None:
         self._made: dict[object, Inert] = {}
@@ -187,14 +187,14 @@ def _object(cls: Global, fields: Pairs) -> Inert:
 
 
 _ITEM_NBYTES: Final = 64 << 20
-"""Of a tensor: whoever loads a part of it reads whole items."""
+"""Most bytes of an item of a tensor: loading a part of a tensor reads whole items."""
 _DEEPEST: Final = 500
-"""Torch follows them by calls of functions in each other, of which Python allows a thousand."""
+"""Torch recurses into nested values, and Python allows a thousand calls in each other."""
 _MOST_REPEATED: Final = 10_000
 
 
 def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Plan:
-    """Return how weights become a folder, their names as they are, in files of at most ``max_shard_size`` of items."""
+    """Return the plan of a folder with the weights under their names; files hold up to ``max_shard_size`` of items."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)
     work = _Work(checkpoint.source.cancellation)
     unsupported = []
@@ -218,7 +218,7 @@ def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: 
 
 
 def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, changes: Changes) -> Plan:
-    """Return how all that a checkpoint holds becomes a folder, flattened as DCP flattens a state dict, as above."""
+    """Return the plan of a folder with everything in a checkpoint, flattened as DCP flattens a state dict."""
     rewriter, rebuilder = edited.rewriter, checkpoint.rebuilder or Rebuilder()
     work = _Work(checkpoint.source.cancellation)
     named = changes.optimizer_names and NamedOptimizers(checkpoint, edited.new_names, changes.optimizer_names)
@@ -266,21 +266,21 @@ class _Work:
         self.cancellation = cancellation
         self.notes: list[str] = []
         self.storages: list[Payload] = []
-        """What is copied, whole or in items."""
+        """The payloads that are copied, as a whole or in items."""
         self._entries: dict[str, Entry] = {}
         self._partly: list[LazyTensor] = []
         self._pickles: dict[tuple[DType, tuple[int, ...]], bytes] = {}
         self._alike: dict[Any, Any] = {}
-        """One of those that are equal, as there are many."""
+        """One of each set of equal values, as there are many."""
 
     def value(self, name: str, path: Path, node: Inert, own: TreeRewriter) -> None:
-        """Take what is no tensor, or is one that its own call makes, with a rewriter that no other item has."""
+        """Add a value, or a tensor that only its own call makes; ``own`` is a rewriter for this item alone."""
         pickled = write_pickle(node, own, self.cancellation)
         self._enter(Entry(name, path, (self._item(None, pickled, own.storages),)))
         self.storages += own.storages
 
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
-        """Take a plain tensor."""
+        """Add a plain tensor."""
         whole, items = payload_of(LazyTensor(name, info)), []
         for box in self._one(tuple(_boxes(info))):
             offsets, sizes = box
@@ -334,7 +334,7 @@ class _Work:
             many = counted(len(objects), "entry")
             self.notes.append(f"{many} with tensors inside, which load as a whole: {some(objects)}")
         parts = [[*values, *(one for one in entries if one.tensor is not None)]]
-        if most_nbytes is not None:  # all of a tensor in one
+        if most_nbytes is not None:  # all items of a tensor in one file
             names = split(((one.name, one.nbytes) for one in parts[0]), most_nbytes) or [[]]
             parts = [[self._entries[name] for name in part] for part in names]
         files = [(f"__0_{number}.distcp", part) for number, part in enumerate(parts)]
@@ -351,7 +351,7 @@ class _Work:
 
 
 def _boxes(info: TensorInfo) -> Iterable[Box]:
-    """Yield offsets and sizes of what becomes an item each, in row-major order."""
+    """Return offsets and sizes of the boxes of a tensor that become items, in row-major order."""
     storage = info.storage
     if info.dtype.packed > 1 or (storage is not None and storage.source.is_compressed):  # it is read as a whole
         return [((0,) * len(info.shape), info.shape)]
@@ -374,13 +374,13 @@ def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
 
 
 class Leaf(NamedTuple):
-    """What becomes an item, or an empty dict, which has none."""
+    """What becomes an item; or an empty dict, which does not."""
 
     path: Path
     node: Inert
     is_empty: bool = False
     has_number: bool = False
-    """A key on its path was no text."""
+    """Whether a key on its path was not text."""
 
 
 def leaves(
@@ -425,14 +425,14 @@ def leaves(
 
 
 def _below(node: Inert, replaced: Callable[[Inert], Inert], is_tensor: Callable[[Inert], bool]) -> nodes.Pairs | None:
-    """Return what a node is taken apart into; None if it is a leaf."""
+    """Return the keys and children that a node is taken apart into; None if it is a leaf."""
     if isinstance(node, list):
         return list(enumerate(node)) if _has_more(node, replaced, is_tensor) else None
     return nodes.mapping_pairs(node)
 
 
 def _has_more(items: list[Inert], replaced: Callable[[Inert], Inert], is_tensor: Callable[[Inert], bool]) -> bool:
-    """Say whether a list, or a list in it, has a dict or a tensor."""
+    """Return whether a list, or a list nested in it, contains a dict or a tensor."""
     todo, seen = [items], {id(items)}
     while todo:
         for one in map(replaced, todo.pop()):

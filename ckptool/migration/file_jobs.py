@@ -1,11 +1,11 @@
 """
-A folder that several processes write: each file is a job, which any of them takes, and which may be done twice.
+A folder that several processes write: each file is a job, which any of them may take, and which may be done twice.
 
-The plan is made where the folder is. A job is plain data: the source with the versions of its files, what was asked
-for, and which file of the plan is to be written where. Whoever takes it makes the same plan of the same indexes, or
-refuses; it reads only what goes into its file, reads that back, and gives it its name in the folder that has none yet.
-When all are there, the index is written, and the folder gets its name. A job whose process ends is done again: there
-is one file under the name, by whoever was last, with the same bytes.
+The process that writes the folder makes the plan. A job is plain data: the source with the versions of its files, the
+requested changes, and which file of the plan to write where. A worker makes the same plan from the same indexes, or
+refuses; it reads only what goes into its file, reads the file back, and publishes it in the folder, which has no name
+yet. When all files are complete, the index is written, and the folder gets its name. A job whose process ends is done
+again: the last file under the name replaces others with the same bytes.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 
 Version: TypeAlias = list[Any]
 Versions: TypeAlias = dict[str, Version]
-"""What tells the versions of files, by their paths: size and time, or what their server says."""
+"""What tells versions of files apart, by path: size and time, or what the server reports."""
 
 
 class Job(NamedTuple):
-    """One file of a folder, for any process: all but the last four are the same for each."""
+    """One file of a folder, for any process; all fields but the last four are the same for each job."""
 
     source: str
     """A path, or an address with how it is reached."""
     target: str | None
-    """As it was given."""
+    """The requested target."""
     changes: Changes
     verifies: bool
     syncs: bool
     folder: str
-    """What to call the folder."""
+    """The path of the folder to show in errors."""
     versions: Versions
     mark: int
     """A checksum of the plan."""
     order: str
-    """Which folder it is: the same for all of its jobs, and for no others."""
+    """A random id of the folder, shared by its jobs and by no others."""
     number: int
     """Its place among the files of the plan."""
     name: str
@@ -67,31 +67,31 @@ class Job(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What was done: plain data."""
+    """The result of a job: plain data."""
 
     number: int
     name: str
     nbytes: int
     readers: list[str]
-    """What read it back."""
+    """Names of the libraries that read it back."""
     compared: list[int]
-    """Which of the payloads were pieces that were all compared with the checksums of their files."""
+    """Positions of the payloads whose pieces were all compared with the checksums of their files."""
     lost: dict[int, Lost]
-    """By casts: see ``Casting.errors``."""
+    """See ``Casting.errors``."""
     versions: Versions
-    """Of the files of the source that were opened."""
+    """Those of the files of the source that were opened."""
     starts: array[int]
-    """Where its payloads begin."""
+    """Offsets of its payloads."""
 
 
 Tell: TypeAlias = Callable[[int, int, int], None]
-"""Told the number of a job, and how many bytes were written for it and read back so far."""
+"""Called with the number of a job, and how many bytes were written for it and read back so far."""
 Writers: TypeAlias = Callable[[Sequence[Job], Tell], Generator[Written, None, None]]
-"""Has each job done, in any order. When it is closed, none is at work any more."""
+"""Has each job done, in any order, and yields the results. After it is closed, no job is running."""
 
 
 class Opened(Closing):
-    """The source of the jobs of one folder, of which one is given; used in a ``with`` block."""
+    """The source and the plan of one folder's jobs, any of which may be given; used in a ``with`` block."""
 
     def __init__(self, job: Job) -> None:
         self._versions = job.versions
@@ -108,7 +108,7 @@ class Opened(Closing):
 
     def write(self, job: Job, progress: Progress | None = None, read_back: Progress | None = None) -> Written:
         """
-        Do one of the jobs. It may be done again, and by several processes at once.
+        Do one of the jobs. A job may be done again, and by several processes at once.
 
         Raises:
             SourceChanged: The source is not the one that was planned, or changes meanwhile.
@@ -131,7 +131,7 @@ class Opened(Closing):
         return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, lost, versions, starts)
 
     def _compare(self) -> Versions:
-        """Return the versions of the files that were opened; refuse others than those that were planned with."""
+        """Return the versions of the files that were opened; raise SourceChanged if they are not the planned ones."""
         found = _versions(self._checkpoint.source)
         _refuse_others(self._versions, found)
         return found
@@ -142,7 +142,7 @@ class Opened(Closing):
 
 
 def _read_for(file: OutFile, whole: Plan) -> Iterator[TensorInfo]:
-    """Yield the tensors that are read for one file of a plan: of safetensors, they are its payloads in their order."""
+    """Yield the tensors that one file of a plan reads: for safetensors, those of its payloads; else all."""
     begin, count = 0, len(whole.expected)
     if file.reader is not None:
         begin = sum(len(one.payloads) for one in whole.files[: whole.files.index(file)])
@@ -159,7 +159,7 @@ def hand_out(
     writing: Writing,
     folder: SinkFolder,
 ) -> list[int]:
-    """Have the files of a folder written as jobs, note what became of them, and return where their payloads begin."""
+    """Have the files of a folder written as jobs, record the results, and return the offsets of their payloads."""
     jobs = _jobs(source, target, writing, folder)
     left = {job.number: job for job in jobs}
     starts: dict[int, array[int]] = {}
@@ -199,7 +199,7 @@ def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder)
 
 
 def _take(written: Written, job: Job, writing: Writing) -> None:
-    """Note what another process found out as it wrote a file, as if it had been found out here."""
+    """Record what another process found as it wrote a file, as if it had been found here."""
     _refuse_others(job.versions, written.versions)
     job.versions.update(written.versions)
     writing.readers.update(dict.fromkeys(written.readers))
@@ -236,7 +236,7 @@ def _changed(path: str) -> SourceChanged:
 
 
 def _refuse_missing(job: Job, folder: SinkFolder) -> None:
-    """Raise OutputFailed unless the file of a job is there, under the name that it has until all are."""
+    """Raise OutputFailed unless the file of a job is in the temporary folder, with its planned size."""
     try:
         source, _ = open_source(folder.reading_path(job.name))
     except FileUnavailable as error:

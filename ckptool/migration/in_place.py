@@ -1,25 +1,22 @@
 """
 Migrate a file in place, or by way of a clone: plan → lock → journal → edit → read back → commit.
 
-A clone is a new file that shares the source's bytes, of which the index is edited. All that ``migrate`` promises holds,
-for it has no name until it is read back and on the disk; but what is not copied is not read, so no checksum of a tensor
-is compared.
+A clone is a new file that shares the source's bytes, of which the index is edited. All guarantees of ``migrate`` hold,
+as it has no name until it is read back and on the disk; but tensors are not read, so their checksums are not compared.
 
-The plan is made as for every migration: only the place of the bytes differs. What cannot be done without a tensor being
-moved, or not so that every reader takes the result, is refused.
+The plan is made as for every migration: only the place of the bytes differs. An edit that would move a tensor, or whose
+result some readers would not accept, is refused.
 
 - safetensors: a header of the same length, padded with spaces, which the format allows.
-- A legacy stream: other pickles of the same length in front of the storages, which stay where they are. Its tree is
-  padded. Where one byte is missing, or three, which no padding has, the keys behind it are written shorter: without
-  the memo that nothing in them uses.
-- A torch zip: ``zip_edit``.
+- A legacy stream: new pickles of the same length before the storages, which stay in place. Its tree is padded. Padding
+  of one byte, or of three, does not exist: then the list of keys that follows is written shorter, without its memo,
+  which nothing uses.
+- A torch zip: a new ``data.pkl``, in the place of the old one or before the directory.
 
-The edit of a torch zip: a new ``data.pkl``, in the place of the old one or in front of the directory.
+It is in the old place if it can be padded to the same length. The headers stay, except for the checksums.
 
-In its place, where it is no longer: a pickle can be padded to any length. The headers stay, but for the checksums.
-
-Else it is a new member where the directory began, with a new directory behind it, and the old one stays a member under
-a name that says so: what belongs to no member, or has a name twice, would make readers disagree.
+Else it is a new member where the directory began, followed by a new directory. The old one stays a member, under a name
+with ``.unused``: bytes of no member, or a name twice, would make readers disagree.
 """
 
 from __future__ import annotations
@@ -75,17 +72,17 @@ from ckptool.tensors.tensor import StorageRef
 
 _UNUSED: Final = ".unused"
 _MARKS: Final = digits + ascii_lowercase
-"""What the names of old pickles end in: with one of these, a name is as long as that of data.pkl."""
+"""Last characters of the names of old pickles: ``.unused`` with one of these is as long as ``data.pkl``."""
 
 
 def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
     """
-    Return the edit that gives a zip, behind which is nothing, another pickle under a name.
+    Return the edit that replaces a pickle in a zip that ends the file.
 
-    Of the same size, it takes the place of the old one, and its checksum that in the header, behind the pickle and in
-    the directory, where there is one. The directory is written whole: by its other checksums, the journal tells the
-    file from one that was saved over it. Of another size, it comes where the directory began, with all that follows,
-    and the old pickle gets a new name.
+    A pickle of the same size takes the place of the old one; its checksum is written into the local header, the
+    descriptor and the directory, where there is one. The directory is written whole: by its other checksums, the
+    journal tells the file from one that was saved over it. A pickle of another size is written where the directory
+    began, with a new directory after it, and the old pickle gets a new name.
     """
     source, record, old, checksum = archive.source, archive[name], name.encode(), crc32(pickled)
     directory = find_directory(source)
@@ -122,7 +119,7 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
 
 
 def _entry(entries: bytearray, name: bytes) -> int:
-    """Return where in a directory the entry of a member begins."""
+    """Return the offset of a member's entry in a directory."""
     at = 0
     while at < len(entries):
         name_n, extra_n, comment_n = ENTRY.unpack_from(entries, at)[10:13]
@@ -134,7 +131,7 @@ def _entry(entries: bytearray, name: bytes) -> int:
 
 
 def _free_name(archive: Archive, name: str) -> str:
-    """Return a name for the old pickle that is as long as its own, so that nothing else of its header changes."""
+    """Return a free name for the old pickle, as long as its own, so that nothing else of its header changes."""
     folder = name[: -len("data.pkl")]
     taken = {one.lower() for one in archive}
     for mark in _MARKS:
@@ -144,7 +141,7 @@ def _free_name(archive: Archive, name: str) -> str:
 
 
 def _end_of(source: Source) -> int:
-    """Return where the end record begins, which ``find_directory`` found."""
+    """Return the offset of the end record, which ``find_directory`` found."""
     start = max(0, source.nbytes - END_SEARCH)
     return start + source.read(start, source.nbytes - start).rfind(END_MAGIC)
 
@@ -153,7 +150,7 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
     """
     Raise MigrationRefused where a reader could find another end record while the guard is poisoned.
 
-    One of a zip inside the zip, in the last bytes of the old file, or in what is written.
+    It may be that of a zip inside the zip, in the last bytes of the old file, or in what is written.
     """
     start = max(0, edit.guard.offset - END_SEARCH)
     old = poisoned_at(edit.guard, Run(start, source.read(start, source.nbytes - start)))
@@ -162,7 +159,7 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
 
 
 WORTH_A_CLONE: Final = 1 << 20
-"""Bytes from which on a copy takes longer."""
+"""Number of bytes from which a copy takes longer."""
 _WRITES_ALL: Final = (
     "recipe",
     "reverse",
@@ -175,7 +172,7 @@ _WRITES_ALL: Final = (
     "join",
     "cut",
 )
-"""Changes after which tensors have other bytes, or others are beside them."""
+"""Changes that alter bytes of tensors, or which tensors are stored."""
 _LENGTH_NBYTES: Final = 8
 _GUARD_NBYTES: Final = 4
 
@@ -207,13 +204,13 @@ def migrate_in_place(path: str, changes: Changes, *, dry_run: bool, deep: bool, 
                 check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
             checkpoint.check_unchanged()
             expected = list(expected_tensors(plan, in_its_file))
-        del checkpoint, plan  # the edited file is opened beside what is held here
+        del checkpoint, plan  # readers open the edited file beside what is held here
         written = edit_in_place(path, fd, edit, partial(_verify, fd, edit, expected, limits))
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 
 
 def _verify(fd: int, edit: FileEdit, expected: Sequence[Expected], limits: Limits) -> None:
-    """Read an edited file back, and compare all that its index says with the plan."""
+    """Read the index of an edited file back, and compare it and all tensors in it with the plan."""
     with (
         reading_back(None, "The file is what it was before."),
         reader_of(fd) as reader,
@@ -226,7 +223,7 @@ def _verify(fd: int, edit: FileEdit, expected: Sequence[Expected], limits: Limit
 
 
 def _with_unused(planned: MigrationReport, checkpoint: Checkpoint, plan: Plan) -> MigrationReport:
-    """Return a report that says how many bytes of tensors nothing in the edited file refers to any more."""
+    """Return a report with the number of bytes of tensors that nothing in the edited file refers to any more."""
     rebuilder, used = checkpoint.rebuilder, {storage.offset for storage in _storages(plan)}
     if rebuilder is None or not plan.dropped:
         return planned
@@ -238,7 +235,7 @@ def _with_unused(planned: MigrationReport, checkpoint: Checkpoint, plan: Plan) -
 
 
 def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | None:
-    """Return how a clone becomes what is planned; None where a copy has to be written, or is no slower."""
+    """Return the plan as a clone with an edit; None where a copy has to be written, or is no slower."""
     source = checkpoint.source
     form = {"member": "same", "header": "safetensors"}.get(checkpoint.traits.edited_by or "")
     drops = any(not one.startswith(METADATA) for one in plan.dropped)
@@ -250,14 +247,14 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
         return None
     try:
         planned, edit = plan_edit(checkpoint, changes)
-    except MigrationRefused:  # a copy does more
+    except MigrationRefused:  # a copy may still be possible
         return None
     clone = plan.files[0]._replace(nbytes=edit.nbytes, payloads=(), base=source, edits=edit.runs, reader=None)
     return replace(planned, target=plan.target, files=[clone])
 
 
 def plan_edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
-    """Return the migration that an edit of a file carries out, and the edit."""
+    """Return the plan that an edit of a file carries out, and the edit."""
     given = {name: value for name, value in changes._asdict().items() if name in _WRITES_ALL and value}
     given |= {"form": changes.form} if changes.form not in (None, "same", "safetensors") else {}
     given |= {"weights": changes.weights} if changes.weights != "auto" else {}
@@ -291,7 +288,7 @@ def _too_long(what: str, needed: int, room: int) -> MigrationRefused:
 
 
 def _of_header(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
-    """Return what gives a safetensors file another header, of which all other bytes have to be some tensor's."""
+    """Return the plan and the edit for another header of a safetensors file; all other bytes must be some tensor's."""
     source = checkpoint.source
     length = source.read(0, _LENGTH_NBYTES)
     room = int.from_bytes(length, "little")
@@ -310,7 +307,7 @@ def _of_header(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
 
 
 def _of_member(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
-    """Return what gives a zip another pickle."""
+    """Return the plan and the edit for another pickle in a zip."""
     archive, name = checkpoint.archives[0], checkpoint.streams[0].record
     deflated = [record.name for record in archive.values() if record.compression != "stored"]
     if deflated:
@@ -320,7 +317,7 @@ def _of_member(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
 
 
 def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]:
-    """Return what gives a legacy stream another tree: of the old length, or of that with the keys written shorter."""
+    """Return the plan and the edit for a legacy stream: a tree of the old length, or with shorter keys."""
     *_, tree, keys = checkpoint.pickles
     behind, room = b"", tree.end - tree.start
     plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room))
@@ -358,7 +355,7 @@ def _keys(checkpoint: Checkpoint) -> bytes:
 
 
 class KeepsMembers(TreeRewriter):
-    """For a zip whose members stay: storages keep their keys, and their bytes."""
+    """For a zip whose members stay: storages keep their keys and bytes."""
 
     swaps_bytes = False
 
@@ -369,7 +366,7 @@ class KeepsMembers(TreeRewriter):
 
 
 class KeepsStream(KeepsMembers):
-    """For a legacy stream whose storages stay: everything in its tree stays as well, but for what names a device."""
+    """For a legacy stream whose storages stay: calls and storages in its tree stay as well, except their devices."""
 
     def _persistent_id(self, node: PersistentId) -> Inert:
         found = None if nodes.sourced_class(node.pid) else self._rebuilder.storage(node)

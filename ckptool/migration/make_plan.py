@@ -1,7 +1,7 @@
 """
-What was asked for → the form to write, the path to write to, and the plan of the file.
+Requested changes → the form to write, the path of the result, and the plan of its files.
 
-A plan reads no tensors. What would lose or confuse something is refused here, before anything is written.
+A plan reads no tensors. Changes that would lose or confuse something are refused here, before anything is written.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[MadeWeight]]]
-"""What puts weights of other files into those of a checkpoint, and says which are computed."""
+"""Puts weights of other files into those of a checkpoint; returns the weights, and those that are computed."""
 
 
 def make_plan(
     checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept: Kept | None = None, merge: Merge | None = None
 ) -> Plan:
     """
-    Return the plan of a migration; ``changes`` are in full. What is ``kept`` of the source's layout is so where
-    everything is taken. Weights of other files are put into the weights by ``merge``.
+    Return the plan of a migration; ``changes`` come from ``Changes.in_full``. ``kept`` is what an edit in place keeps
+    of the source's layout. ``merge`` puts weights of other files into the weights.
 
     Raises:
-        WeightsNotFound: No state dict is the one that was asked for, or several could be, or not all of it is there.
+        WeightsNotFound: No state dict matches the request, several do, or a part of it is missing.
         MigrationRefused: It would lose or confuse something.
     """
     refuse_archive(checkpoint)
     _refuse_slicing(changes)
-    if not changes.allow_missing and kept is None:  # in its place, it stays what it is
+    if not changes.allow_missing and kept is None:  # edited in place, a slice stays a slice
         refuse_slice(checkpoint, changes.weights)
     changes, way, notes = _as_like(checkpoint, changes)
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
@@ -123,7 +123,7 @@ def make_plan(
 def _prepared(
     plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | Way | None
 ) -> tuple[Plan, Weights]:
-    """Return the plan with the weights as they are to be written, and these."""
+    """Return the plan with the weights as they are to be written, and the weights."""
     try:
         chosen = choose(checkpoint, changes.key, changes.weights)
     except WeightsNotFound as error:
@@ -161,7 +161,7 @@ def _prepared(
 
 
 def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Way | None, tuple[str, ...]]:
-    """Return changes with the renames that lead to another checkpoint, the recipes after them, and a note on these."""
+    """Return changes with the renames to the names of ``like``, the recipes to apply after them, and a note on both."""
     if changes.like is None:
         return changes, None, ()
     from ckptool.recipes.like import way_like  # few ask for it
@@ -184,7 +184,7 @@ def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Way | N
 def _put_in_place(
     checkpoint: Checkpoint, changes: Changes, merge: Merge
 ) -> tuple[Callable[[TensorInfo], TensorInfo], Sequence[MadeWeight]]:
-    """Return what gives each tensor of a checkpoint, or what a merge makes of it, and all that is computed."""
+    """Return a function from a tensor to the one that a merge puts in its place or itself, and the computed weights."""
     from ckptool.migration.casting import memory_of  # few plans merge
 
     weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), NameChanges())
@@ -212,7 +212,7 @@ def _casting(changes: Changes, trials: Trials) -> Casting | None:
 
 
 def _read_of_all(checkpoint: Checkpoint, names: NameChanges) -> NameChanges:
-    """Return changes of all that there is, with their globs read; refuse what is not there of that."""
+    """Return changes with their globs resolved for everything; refuse tensors that are taken and are lost or broken."""
     names = _read(checkpoint, names, by_name(checkpoint))
     refuse_lost(checkpoint)
     left_out: set[int] = set()
@@ -223,19 +223,19 @@ def _read_of_all(checkpoint: Checkpoint, names: NameChanges) -> NameChanges:
 
 
 def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[StateDict]) -> NameChanges:
-    """Return changes with their globs read: as names of state dicts, or as full paths."""
+    """Return changes with their globs resolved: as names in state dicts, or as full paths."""
     there = {} if names.filter.takes_all else selection.names_of(checkpoint, state_dicts)
     return names._replace(filter=names.filter.read(there))
 
 
 def _picks(changes: Changes) -> bool:
-    """Say whether certain weights were asked for."""
+    """Return whether certain weights are requested."""
     picks = changes.key is not None or changes.weights != "auto" or changes.dequantize
     return picks or changes.recipe is not None or changes.like is not None or bool(changes.join)
 
 
 def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges: bool = False) -> TargetForm:
-    """Return the form to write: the one that was asked for, as far as the source can take it."""
+    """Return the form to write: the requested or default one, as far as the source supports it."""
     picks = _picks(changes) or merges
     form = changes.form or _default_form(dst, checkpoint, changes, picks=picks)
     if form == "same" and checkpoint.traits.is_plain:
@@ -249,7 +249,7 @@ def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges
 
 
 def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozenset[str]]:
-    """Return what happens to names, and the classes of wrappers that whole models are taken out of."""
+    """Return the changes of names, and the classes of the wrappers that whole models are taken out of."""
     strip: tuple[renaming.Rule, ...] = ()
     classes: frozenset[str] = frozenset()
     if changes.strip_wrappers:
@@ -318,7 +318,7 @@ def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -
 
 
 def _refuse_slicing(changes: Changes) -> None:
-    """Raise MigrationRefused where weights cannot be cut for ranks: without rules, for one, or in another form."""
+    """Raise MigrationRefused where weights cannot be cut: no rules, fewer than two ranks, or another form."""
     if changes.cut is None:
         return
     if changes.cut < 2 or not changes.join:

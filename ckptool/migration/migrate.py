@@ -1,8 +1,8 @@
 """
 Migrate: plan → write → verify → publish.
 
-The plan says what goes into the new file and reads no tensors. Writing copies bytes in bounded pieces; verifying reads
-the new file back; only then does it get its name. The source is opened for reading alone.
+The plan states what goes into the new file, and reads no tensors. Writing copies bytes in bounded pieces; verifying
+reads the new file back; only then does the file get its name. The source is only opened for reading.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ elif TYPE_CHECKING:
 
 
 class WriteOptions(NamedTuple):
-    """How a result is written, whatever is in it; see ``migrate``."""
+    """Options for writing a result, whatever its content; see ``migrate``."""
 
     force: bool = False
     verify: bool = True
@@ -77,41 +77,43 @@ def migrate(
     """
     Write a checkpoint again: in another form, for another device, under other names. Nothing in it runs.
 
-    ``dst`` is by default a name beside the source; in a folder, the result has the source's own name. It may be an
-    address in a store (``s3://``, ``gs://``, ``az://``): the same guarantees hold there. What is to be
-    different is said by ``Changes``, or by its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is
-    ``state_dict`` or ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything the
-    source holds; by default it goes by the suffix of ``dst``. With ``max_shard_size``,
-    ``dst`` is a folder of shards; with ``form="dcp"``, one of torch.distributed.checkpoint. ``progress`` is called with
-    the bytes written so far and in all, ``read_back`` with those that were read back so far and in all.
-    Memory stays bounded whatever the size, and torch is not imported, unless values are cast or a model is built.
+    ``dst`` is by default a name beside the source; if it is a folder, the result in it has the source's own name. It
+    may be an address in a store (``s3://``, ``gs://``, ``az://``), with the same guarantees. Pass the changes as
+    ``Changes``, or its fields as keywords: ``migrate(src, dst, to="cpu")``. ``form`` is ``state_dict`` or
+    ``safetensors`` for the weights alone, ``model`` for a whole model, ``same`` for everything in the source; by
+    default the suffix of ``dst`` decides. With ``max_shard_size``, ``dst`` is a folder of shards; with ``form="dcp"``,
+    one of torch.distributed.checkpoint. ``progress`` is called with the bytes written so far and in all, ``read_back``
+    with the bytes read back so far and in all. Memory stays bounded whatever the size, and torch is not imported unless
+    values are cast or a model is built.
 
-    With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries, while no
-    tensor is read or moved; ``deep`` compares their checksums first. Readers meet the old file, the new one or an
-    error, and after a crash, ``recover`` restores the old file. What nothing refers to any more stays in the file; with
-    ``compact`` it goes: the file is copied, and the copy replaces it, as with ``dst=src`` and ``force``.
+    With ``in_place``, ``src`` itself is edited, and there is no ``dst``: names, devices, metadata and entries may
+    change, but no tensor is read or moved. ``deep`` compares the checksums of the tensors first. Readers meet the old
+    file, the new one or an error; after a crash, ``recover`` restores the old file. Bytes that nothing refers to any
+    more stay in the file. With ``compact`` they go: the file is copied, and the copy replaces it, as with ``dst=src``
+    and ``force``.
 
     Where the file system clones files, a large result that differs only in its index is a clone of the source: it
     shares the bytes of the tensors, which are not read. ``reflink=False`` copies them.
 
     Guarantees: ``src`` is only read, and replaced only if it is ``dst`` too, with ``force``; ``dst`` is never half
-    written, and appears only after what was written was read back and compared, and is on the disk; nothing is
-    overwritten without ``force``. ``verify=False`` neither reads back, nor checks the source's checksums, nor waits for
-    the disk unless an old file is replaced.
+    written: it appears only after the result was read back and compared, and is on the disk; nothing is overwritten
+    without ``force``. ``verify=False`` neither reads back nor checks the source's checksums, and waits for the disk
+    only if it replaces an old file.
 
     Raises:
-        WeightsNotFound: No state dict is the one that was asked for, or several could be; the hint lists them.
+        WeightsNotFound: No state dict matches the request, or several do; the hint lists them.
         IncompleteWeights: The file does not have all that the ``state_dict()`` of these weights would hold.
         MigrationRefused: It would lose or confuse something, or leave no tensor; the hint names the option that allows
             it.
         OutputExists: ``dst`` exists.
         OutputFailed: It could not be written, or is not what was to be written.
         MissingPackage: Values are to be cast or a model built, and torch is not installed.
-        Cancelled: ``limits`` have a cancellation, and it was cancelled. What ``dst`` held before, it still holds.
+        Cancelled: The cancellation in ``limits`` was triggered. ``dst`` is what it was before.
         CkptoolError: ``src`` cannot be read, or is damaged.
-        UnfinishedEdit: ``src`` was being edited in place, and is not whole.
-        ValueError: There is no such ``form`` or ``weights``, or changes were given both whole and as keywords; or
-            ``in_place`` has a ``dst``, or what is for new files, or ``deep`` or ``compact`` no ``in_place``.
+        UnfinishedEdit: An edit of ``src`` in place was cut off, and ``src`` is not complete.
+        ValueError: There is no such ``form`` or ``weights``; changes were given both as a whole and as keywords;
+            ``in_place`` was given with ``dst`` or an option for new files; or ``deep`` or ``compact`` without
+            ``in_place``.
     """
     asked = changes_of(changes, options)
     path, target = os.fspath(src), None if dst is None else os.fspath(dst)
@@ -129,14 +131,14 @@ def migrate(
         raise ValueError("force, verify=False and reflink=False are for what is written anew, not for in_place")
     if not compact:
         return migrate_in_place(path, _checked(asked, None), dry_run=dry_run, deep=deep, limits=limits)
-    with open_for_editing(path):  # the copy is none of those that share bytes: they have all that their source has
+    with open_for_editing(path):  # the copy is no clone, which would keep all bytes of its source
         asked = asked._replace(form=asked.form or "same")
         return migrate_by(None, path, path, asked, how._replace(force=True, reflink=False))
 
 
 def unmatched(src: str, dst: str | None, changes: Changes) -> list[selection.Unmatched]:
     """
-    Return which globs and patterns of a migration are about no name in its source. Reads no tensor.
+    Return the globs and patterns of a migration that match no name in its source. Reads no tensor.
 
     Raises:
         CkptoolError: It cannot be planned.
@@ -158,13 +160,13 @@ def migrate_by(
     merge: Merge | None = None,
 ) -> MigrationReport:
     """
-    Do what ``migrate`` does, with the same guarantees and byte for byte the same result, for a folder whose files
-    ``writers`` has written: a function that has each of a list of jobs done, by other processes or on other machines.
-    ``opened`` is the source, where its tensors are not all in the files of ``src``;
-    ``merge`` puts weights of other files into its own.
+    Do what ``migrate`` does, with the same guarantees and byte for byte the same result. ``writers``, if given, writes
+    the files of a folder: a function that has each of a list of jobs done, by other processes or machines. ``opened``
+    is the source where not all of its tensors are in the files of ``src``; ``merge`` puts weights of other files into
+    the source's.
 
     Raises:
-        SourceChanged: Not all of them found the same source.
+        SourceChanged: The jobs did not all find the same source.
         CkptoolError: What ``migrate`` raises.
     """
     asked, limits = _checked(changes, dst), how.limits
@@ -183,7 +185,7 @@ def migrate_by(
         clone = as_clone(checkpoint, plan, asked) if how.reflink else None
         plan = clone or plan
         planned = report.planned(checkpoint, plan, asked)
-        checkpoint.release_tree()  # it is in the plan by now, as bytes
+        checkpoint.release_tree()  # the plan holds it as bytes by now
         planned = planned._replace(calls=selection.kept_calls(plan, asked), how="clone" if clone else "copy")
         if joining is not None:
             moved, notes = (*joining.moves, *planned.moved), (*joining.notes, *planned.notes)
@@ -227,7 +229,7 @@ def migrate_by(
 
 
 def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, Changes]:
-    """Return what slices are together, if the source is slices, and what is left to change in it."""
+    """Return the joined slices, or None if the source is not slices, and the changes that are left to make."""
     if not changes.joins:
         return None, changes
     from ckptool.recipes.joining import open_joined  # most are not in slices
@@ -242,7 +244,7 @@ def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, 
 
 
 def _checked(changes: Changes, target: str | None) -> Changes:
-    """Refuse what no source could make possible, before any is read; return the rest in torch's spelling."""
+    """Refuse changes that no source allows, before any is read; return them with devices as torch writes them."""
     refuse_address(target)
     changes = changes.in_full()
     if changes.model is not None and target is not None and is_far(target):
@@ -258,7 +260,7 @@ def _checked(changes: Changes, target: str | None) -> Changes:
 
 
 def _cancellable(progress: Progress | None, cancellation: Cancellation | None) -> Progress | None:
-    """Return ``progress`` with a look at the cancellation: what is written from memory reads no source that looks."""
+    """Return ``progress`` with a check of the cancellation: writing from memory reads no source that would check it."""
     if cancellation is None:
         return progress
 

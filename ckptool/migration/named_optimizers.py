@@ -8,9 +8,9 @@ In DCP they have names, as torch/distributed/checkpoint/state_dict.py gives them
     flat        state.NAME.exp_avg, and param_groups.NAME.lr for each parameter: with flatten_optimizer_state_dict
     torchtitan  flat, below "optimizer", and the weights below nothing
 
-Which parameter a number is, a file may say (``param_names``). Else it follows from the order of the weights, where each
-state has the shape of its parameter, and no other order would do: there is one group, of all parameters; or, of each
-shape, as many states as parameters, in one group. Everything else is refused.
+A file may record which parameter a number is (``param_names``). Otherwise the order of the weights decides, if each
+state has the shape of its parameter and no other order fits: there is one group, of all parameters; or there are, for
+each shape, as many states as parameters, in one group. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Optimizer(NamedTuple):
 
     path: str
     names: dict[str, str]
-    """By the keys of its state, as text."""
+    """New names of its parameters, by the keys of its state as text."""
     groups: dict[int, list[str]]
 
 
@@ -50,11 +50,11 @@ class _Slot(NamedTuple):
     key: Inert
     group: int
     shape: _Shape | None
-    """None where no state tells it."""
+    """None if it has no state with a shape."""
 
 
 class NamedOptimizers:
-    """Says where in a folder everything is to be; ``moved`` are the new names of what was elsewhere."""
+    """Finds the new path of everything in a folder; ``moved`` has the new names by the old ones."""
 
     def __init__(self, checkpoint: Checkpoint, new_names: Mapping[str, str], layout: OptimizerNames) -> None:
         self.moved: dict[str, str] = {}
@@ -103,7 +103,7 @@ class NamedOptimizers:
         return found
 
     def placed(self, path: Path, node: Inert) -> Iterator[tuple[Path, Inert]]:
-        """Yield where a leaf of the tree is to be, and what is there; one of a group maybe for each parameter."""
+        """Yield the new path of a leaf of the tree, and its node; a leaf of a group may go to several parameters."""
         for place, what in self._placed(path, node):
             self.moved.setdefault(_joined(path), _joined(place))
             yield place, what
@@ -119,7 +119,7 @@ class NamedOptimizers:
         yield path[_depth(path, self._model) or 0 if self._model else 0 :], node
 
     def _of_optimizer(self, one: _Optimizer, below: Path, node: Inert) -> Iterator[tuple[Path, Inert]]:
-        """Yield where a leaf is to be below its optimizer, and what is there."""
+        """Yield the path of a leaf below its optimizer, and its node."""
         kind, number, *rest = below
         if kind == "state":
             yield (kind, one.names.get(str(number), str(number)), *rest), node
@@ -168,7 +168,7 @@ def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list
     }
     if has_order and len(parameters) == len(slots) and len({slot.group for slot in slots}) == 1:
         pairs = zip(slots, parameters.values(), strict=True)
-        slots = [slot._replace(shape=slot.shape or shape) for slot, shape in pairs]  # of some there may be no state
+        slots = [slot._replace(shape=slot.shape or shape) for slot, shape in pairs]  # some may have no state
     by_shape: dict[_Shape, list[str]] = {}
     for name, shape in parameters.items():
         by_shape.setdefault(shape, []).append(name)

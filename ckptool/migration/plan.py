@@ -1,7 +1,7 @@
 """
-What is ready to be written: files, each a name and what is written into it in order; and what is to be found in them.
+The plan of a migration: files, each with a name and its content in order, and the tensors to be found in them.
 
-Nothing here writes: ``writing`` does, whatever the files are of.
+Nothing here writes: ``writing`` carries out plans of every form.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from ckptool.sources.journal import Run
 
 METADATA: Final = "__metadata__."
-"""What stands before the keys of a file's own text, where these are among names."""
+"""Prefix of the keys of a file's metadata where they are listed among names of tensors."""
 Part: TypeAlias = bytes | Payload
 Content: TypeAlias = Callable[[Sequence[int]], Iterator[Part]]
-"""Yields what is written, in order; is given where the CRC-32 of what was read for each payload is added."""
+"""Yields the parts of a file in order; its argument is a list to which the caller adds each payload's CRC-32."""
 
 
 class OutFile(NamedTuple):
     """A file that is ready to be written."""
 
     name: str
-    """In its folder; of a single file, nothing."""
+    """Name in its folder; empty for a single file."""
     nbytes: int
     content: Content
     payloads: Sequence[Payload] = ()
-    """What is copied into it; an index has none."""
+    """The payloads that are copied into it; an index has none."""
     needs_checksums: bool = False
     """Whether the content needs the CRC-32 of each payload."""
     reader: Callable[[str], str | None] | None = None
-    """Reads a path with the reference library, and returns its version; None where it is not there, or is too old."""
+    """Reads a path with the reference library; returns the library's name and version, or None if it cannot be used."""
     base: FileSource | None = None
-    """Of a clone, the file whose bytes it shares, all but those in ``edits``; its content is not written."""
+    """For a clone, the file whose bytes it shares, except those in ``edits``; ``content`` is not written then."""
     edits: Sequence[Run] = ()
 
     @property
     def written_nbytes(self) -> int:
-        """How many of its bytes are written."""
+        """Number of its bytes that are written."""
         return self.nbytes if self.base is None else sum(len(run.data) for run in self.edits)
 
 
@@ -63,50 +63,52 @@ def file_of_bytes(name: str, data: bytes) -> OutFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One migration, ready to be carried out when it has files: these, and what is to be found in them."""
+    """One migration, ready to be carried out once ``files`` is set: the files, and what is to be found in them."""
 
     form: TargetForm
     target: str
     location: DeviceTags | None
-    """The device tags that what is in it gets; None leaves them as they are."""
+    """The new device tags; None leaves the tags as they are."""
     names: NameChanges
     weights: Weights | None = None
     """None where everything is taken."""
     casting: Casting | None = None
     made: Sequence[MadeWeight] = ()
-    """The weights that are computed of others."""
+    """The weights that are computed from others."""
     moves: Sequence[Move] = ()
-    """What a recipe makes of the weights."""
+    """What a recipe does to weights beyond renaming them."""
     keeps_layout: bool = False
-    """Whether the source's own layout is kept: an edit of it, or of a clone."""
+    """Whether the source's own layout is kept: the plan edits the source, or a clone of it."""
     files: Sequence[OutFile] = ()
     """The last one makes the others a checkpoint."""
     is_folder: bool = False
     expected: Sequence[tuple[str | None, TensorInfo]] = ()
-    """The tensors that must be found in it, in order; None for one that lies deeper in an entry."""
+    """The tensors that must be found in it, in order, with their names; None for a tensor nested in an entry."""
     parts: Sequence[Plan] = ()
-    """What is in each file, where these are slices of several ranks: all that is to be found in it."""
+    """For slices of several ranks, the plan of each file."""
     packed: Collection[str] | None = None
-    """Names of tensors that are written as elements alone, without storage, stride or device; None where none is."""
+    """
+    Names of tensors that are written as elements alone, without storage, stride or device; None where no tensor is.
+    """
     tied: dict[str, str] = field(default_factory=dict)
-    """Names that were left out, and the name under which each tensor is stored."""
+    """Names that are left out, to the name under which their tensor is stored."""
     renamed: tuple[tuple[str, str], ...] = ()
     dropped: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Text that is set beside the tensors, where the source does not say the same."""
+    """Metadata that is set and differs from the source's."""
     retagged: dict[str, int] = field(default_factory=dict)
-    """The old device tags of what gets another, and how many tensors had each."""
+    """The old device tags that change, and how many storages and devices had each."""
     pickles: tuple[bytes, ...] = ()
-    """What is unpickled when it is loaded."""
+    """The pickles that loading it unpickles."""
     header: bytes = b""
-    """Of a safetensors file."""
+    """The header of a safetensors file."""
     cut: Sequence[LazyTensor] = ()
-    """Tensors whose storages are not copied from end to end, where everything is taken."""
+    """Tensors in items of DCP whose storages are not copied as a whole: their checksums are compared separately."""
     notes: tuple[str, ...] = ()
 
     @property
     def tensor_count(self) -> int:
-        """Tensors in it; tied ones that are not left out count under each name."""
+        """Number of tensors in it; tied ones that are not left out count under each name."""
         return len(self.expected)
 
     @property
@@ -126,15 +128,15 @@ class Plan:
 
 
 def is_plain(info: TensorInfo) -> bool:
-    """Say whether a tensor is nothing but elements, which a file has for it."""
+    """Return whether a tensor is strided and its elements are in the file."""
     return info.storage is not None and info.layout == "strided" and info.location != "meta"
 
 
 def split(sizes: Iterable[tuple[str, int]], most_nbytes: int) -> list[list[str]]:
     """
-    Return the names in each file: they are filled in order.
+    Return the names in each file; files are filled in order with tensors of up to ``most_nbytes``.
 
-    What is larger than a file may be has one of its own, before the one that is being filled.
+    A larger tensor gets a file of its own, before the one that is being filled.
     """
     files: list[list[str]] = []
     current: list[str] = []

@@ -1,4 +1,4 @@
-"""What a migration did, or would do: one record, with the facts of the file before and of the file after."""
+"""The report of a migration, done or planned, with the facts of the file before and of the file after."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMA: Final = "ckptool.migrate/2"
 
 
 class FileFacts(NamedTuple):
-    """What ``inspect`` says about one of the two files; of the target, before it is written too."""
+    """What ``inspect`` reports about one of the two files; for the target, known before it is written."""
 
     format: str
     form: str
@@ -68,37 +68,37 @@ class MigrationReport(NamedTuple):
     nbytes: int
     """Size of what was written, in bytes; also known for a dry run, unless torch is to save a model that it builds."""
     retagged: dict[str, int]
-    """Storages and devices that got the new device tag, by the tag that they had."""
+    """How many storages and devices got a new device tag, by their old tag."""
     location: DeviceTags | None
     """The new tag of everything, or new tags by old ones; None if tags stay."""
     renamed: tuple[tuple[str, str], ...]
     metadata: dict[str, str]
-    """Text that is set beside the tensors, by its keys."""
+    """Metadata that is set, by key."""
     moved: tuple[Move, ...]
-    """What a recipe makes of tensors that it does more with than rename them."""
+    """What a recipe does to the tensors that it does not only rename."""
     dropped: tuple[str, ...]
     """Entries that the source has and the target has not."""
     dropped_at_root: tuple[str, ...]
-    """Of ``dropped``, those that are weights under no key, where others were taken."""
+    """The weights under no key among ``dropped``, where other weights were taken."""
     casts: tuple[Cast, ...]
     """Tensors that got another type, and the largest error of each."""
     tied: dict[str, str]
-    """Names that a safetensors file leaves out, and the name under which each tensor is stored."""
+    """Names that a safetensors file leaves out, to the name under which their tensor is stored."""
     loses_training: bool
     """The source holds an optimizer's state and the target does not: training cannot be resumed from it."""
     weights_key: str | None
     """The path in the source of the weights that were taken; None if everything was."""
     verified: bool
     read_back_by: tuple[str, ...]
-    """What read the result back: ``ckptool``; for safetensors, where numpy or torch is installed, its library too."""
+    """What read the result back: ``ckptool``; for safetensors, its library too if numpy or torch is installed."""
     written: bool
     """False for a dry run."""
     before: FileFacts
     after: FileFacts
     notes: tuple[str, ...]
-    """What cannot be done with the target any more, or was asked for without effect."""
+    """What cannot be done with the target any more, and options that had no effect."""
     assumed: tuple[str, ...] = ()
-    """Of the notes, those on what values rest on, and no file says. They are printed even if nothing else is."""
+    """The notes on assumptions about values that no file confirms. They are printed even if nothing else is."""
     calls: tuple[str, ...] = ()
     """Classes and functions that unpickling the target calls, beyond what makes data; with ``form`` same or model."""
     files: tuple[WrittenFile, ...] = ()
@@ -106,7 +106,7 @@ class MigrationReport(NamedTuple):
     how: Literal["copy", "clone", "in place"] = "copy"
     """``clone``: the bytes of the tensors are those of the source, on a file system where files can share them."""
     written_nbytes: int = 0
-    """Bytes that were written, or would be: of a clone, those that differ; in place, with the journal."""
+    """Bytes that were written, or would be: for a clone, those that differ; in place, with the journal."""
     unused_nbytes: int = 0
     """Bytes of tensors that are left out, and stay in a file that is edited in place."""
 
@@ -172,14 +172,14 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
 
 
 def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
-    """Yield the paths of what is not inside the weights, and so is left out too."""
+    """Yield the full paths of entries outside the weights, which are left out, too."""
     extras = (path for path, _ in checkpoint.extras if path.rpartition(".")[2] != "_metadata")
     outside = [path for path in (*checkpoint.tensors, *extras) if path]
     key = weights.state_dict.key
     if key:
         yield from (path for path in outside if not path.startswith(f"{key}."))
     elif weights.state_dict.class_name is None:
-        # Entries of weights at the root are told by their names: what lies deeper goes where its entry goes.
+        # At the root, names tell which entries are weights; what is nested in an entry goes where the entry goes.
         taken = {one for parts in weights.made_of.values() for one in parts}
         inside = {name for name, _ in within(outside, {*weights.old_names.values(), *taken, *weights.dropped})}
         yield from (path for path in outside if path not in inside)
@@ -193,7 +193,7 @@ def _facts(checkpoint: Checkpoint) -> FileFacts:
 
 
 def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
-    """Return what ``inspect`` will say about the target."""
+    """Return what ``inspect`` will report about the target."""
     weights, infos = plan.weights, [info for _, info in plan.expected]
     if plan.form == "safetensors":
         form, names = "state_dict" if infos else "data", [name for name, _ in plan.expected if name is not None]
@@ -262,7 +262,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
 
 
 def _stays_on_devices(plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield on which devices tensors are still, where nothing was said of any, and the file says it of each tensor."""
+    """Yield a note on the devices that tensors stay on, where none was requested and the format records devices."""
     if changes.to is None and plan.form in ("same", "state_dict") and not plan.builds_model:
         packed = plan.packed or ()
         found = dict.fromkeys(info.location for name, info in plan.expected if name not in packed)
@@ -272,7 +272,7 @@ def _stays_on_devices(plan: Plan, changes: Changes) -> Iterator[str]:
 
 
 def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:
-    """Say whether an adapter's settings lie beside it, and not beside what is written."""
+    """Return whether an adapter's settings are in the source's folder, and not in the result's."""
     path = checkpoint.path
     if is_far(path) or not (os.path.isdir(path) or os.path.basename(path).startswith("adapter_model.")):
         return False
@@ -282,7 +282,7 @@ def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:
 
 
 def _class_inside(weights: Weights, changes: Changes) -> str:
-    """Return the class of the model that has the weights, out of the wrappers that their names were stripped of."""
+    """Return the class of the model that has the weights, inside the wrappers whose prefixes were stripped."""
     node, name = weights.state_dict.node, weights.state_dict.class_name
     classes = frozenset(COMPONENTS if changes.strip_wrappers else DATA_PARALLEL.classes)
     strips = changes.strip_wrappers or changes.strip_module
@@ -292,7 +292,7 @@ def _class_inside(weights: Weights, changes: Changes) -> str:
 
 
 def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield what was asked for and changes nothing."""
+    """Yield notes on options that have no effect."""
     if plan.form in ("safetensors", "dcp") and changes.to is not None and not plan.retagged:
         yield f"{'safetensors' if plan.form == 'safetensors' else 'DCP'} keeps no device tags: there is none to set"
     elif isinstance(changes.to, str) and not (plan.retagged or plan.builds_model):
@@ -319,13 +319,13 @@ def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Ite
 
 
 def _beside_weights(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, TensorInfo]]:
-    """Yield the tensors by full path that are written beside the weights, but for what an optimizer keeps of them."""
+    """Yield the tensors that are written beside the weights, by new full path; without those of an optimizer."""
     known = {one.head + name for one in checkpoint.state_dicts if one.role in NO_WEIGHTS for name in one}
     dropped = tuple(f"{path}." for path in plan.dropped)
     if plan.form == "model":  # all of it is cast
         return
     names: Iterable[str] = checkpoint.tensors
-    if plan.weights is not None:  # what lies in entries that are no tensors goes with them
+    if plan.weights is not None:  # tensors inside values go with these
         head, old_names = plan.weights.state_dict.head, plan.weights.old_names
         names = [name for name, _ in within(names, {head + old_names[name] for name in plan.weights.others})]
     renamed = dict(plan.renamed)
@@ -335,7 +335,7 @@ def _beside_weights(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, T
 
 
 def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield what could not be made as it was to be."""
+    """Yield notes on requests that could not be met."""
     kept = sum(info.location == "meta" for _, info in plan.expected)
     if kept and (changes.to or changes.dtype):
         yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
@@ -344,7 +344,7 @@ def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Itera
 
 
 def _of_optimizers(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield which optimizers stay, though parameters that they have states for do not, or have other names now."""
+    """Yield notes on optimizers that stay although their parameters are left out, or have other names now."""
     if plan.weights is not None or not (plan.dropped or plan.renamed):
         return
     gone = tuple(f"{path}." for path in plan.dropped)
@@ -367,7 +367,7 @@ def _of_optimizers(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iter
 
 
 def _of_versions(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Yield of which modules the versions are lost, or are not where their names are; 1 does not matter."""
+    """Yield notes on modules whose version is lost; version 1 does not matter."""
     taken = [plan.weights] if plan.weights is not None else []
     for state_dict in by_name(checkpoint) if plan.weights is None and (plan.form == "dcp" or plan.renamed) else ():
         with suppress(MigrationRefused):  # of those beside the weights, some keep their names
@@ -384,13 +384,13 @@ def _of_versions(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 
 def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Yield why plain ``torch.load(path)`` will not open a file that holds weights and all else, and what does help."""
+    """Yield why plain ``torch.load(path)`` will refuse a result with everything in it, and the command that helps."""
     weights = checkpoint.weights or next(iter(candidates(checkpoint)), None)
     if plan.form == "same" and checkpoint.traits.loader == "torch.load" and weights is not None:
         try:
             found = [*map(why_refused, filter(None, plan.pickles))]
         except Failure:
-            return  # what was to be written is no pickle: reading it back says so
+            return  # it is not a valid pickle: reading it back raises the error
         for one in filter(None, found):
             yield f"plain torch.load() refuses it, for {one}; to write the weights alone, which it opens:"
             key = "" if checkpoint.weights is not None else weights.key
@@ -400,7 +400,7 @@ def _refused(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 
 def _prefixes(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Yield what takes off the prefix that a wrapper or Lightning has left before every name."""
+    """Yield a note on the option that removes the prefix of a wrapper, or of Lightning, from every name."""
     is_renamed = bool(plan.weights.renamed if plan.weights is not None else plan.renamed)
     names = list(plan.weights.tensors) if plan.weights is not None else _new_names(checkpoint, plan)
     prefixes = prefixes_of(names)
@@ -414,7 +414,7 @@ def _prefixes(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
 
 
 def _assumed_versions(weights: Weights) -> Iterator[str]:
-    """Yield for which classes a version is written that the file does not say."""
+    """Yield a note on classes for which version 1 is written because the file records no version."""
     classes = list(dict.fromkeys(weights.assumed.values()))
     if classes:
         yield (
@@ -424,7 +424,7 @@ def _assumed_versions(weights: Weights) -> Iterator[str]:
 
 
 def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
-    """Yield which tensors of a whole model are left out, as its state_dict() does not give them."""
+    """Yield a note on tensors of a whole model that are left out because its state_dict() does not have them."""
     if weights.state_dict.class_name is not None:
         names = [name for name in checkpoint.attributes if name.startswith(weights.state_dict.head)]
         if names:
@@ -436,7 +436,7 @@ def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
 
 
 def _of_averages(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
-    """Yield what became of averages that stand among other weights."""
+    """Yield a note on averaged weights that are stored among other weights."""
     if not chosen.parts and all(one is not chosen for one in checkpoint.state_dicts):
         averaged = "averaged weights are under the names of those that they are averages of; the rest is not averaged"
         yield averaged if chosen.role == "ema" else "averaged weights among the others are left out"
@@ -503,7 +503,7 @@ def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
 
 
 def _left_out(report: MigrationReport) -> list[str]:
-    """Return what was left out; weights under no key are one line, for nothing that they share is in their names."""
+    """Return what was left out; weights under no key take one line, as their names share nothing."""
     at_root = set(report.dropped_at_root)
     if len(at_root) < 2:
         return grouped(report.dropped, "entries")
@@ -531,5 +531,5 @@ def _cut(overflowed: int) -> str:
 
 
 def _most_first(found: Mapping[str, int]) -> dict[str, int]:
-    """Return counts in an order of their own, so that equal ones of two files look equal."""
+    """Return counts, the largest first, then by name, so that equal counts of two files look equal."""
     return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))

@@ -1,17 +1,17 @@
 """
 Weights → a safetensors file, or a folder of shards with an index, as the reference libraries write them.
 
-Tensors are packed, in its order (by type, then name); ``{"format": "pt"}`` and, for each tied name that was left out,
-``removed → kept`` in the metadata; the header padded with spaces to a multiple of 8. The order of names
-and the modules' facts, which it has no keys for, are stored under keys of our own.
+Tensors are packed in the library's order (by type, then name). The metadata has ``{"format": "pt"}`` and, for each tied
+name that was left out, ``removed → kept``; spaces pad the header to a multiple of 8. The order of names and the
+modules' facts, for which the library has no keys, are stored under keys of our own.
 
 https://github.com/huggingface/safetensors; bindings/python/py_src/safetensors/torch.py
 
 The folder is that of huggingface_hub's ``save_torch_state_dict``.
 
-Shards are filled in the order of the names. A tensor that is larger than a shard may be has one of its own, before the
-one that is being filled. Tied names are left out, and are in the index with the name that is kept; what fits into one
-file is that file alone. The order of names and the modules' facts, for which there are no keys, are in the first shard.
+Shards are filled in the order of the names. A tensor larger than a shard gets one of its own, before the one that is
+being filled. Tied names are left out, and are in the index with the name that is kept; what fits into one file is that
+file alone. The order of names and the modules' facts are in the first shard.
 
 https://github.com/huggingface/huggingface_hub; src/huggingface_hub/serialization/_base.py, _torch.py
 """
@@ -44,7 +44,7 @@ _DTYPE_ORDER: Final = (
 )
 # fmt: on
 _NEWER_DTYPES: Final = {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
-"""Those that releases of the reference library before 0.8 may not know: they refuse the whole file."""
+"""Types that releases of the reference library before 0.8 may not know; they refuse the whole file."""
 _LENGTH_NBYTES: Final = 8
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -53,10 +53,10 @@ def plan_weights(
     plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, start: int | None = None
 ) -> Plan:
     """
-    Return how the weights become a safetensors file, or with ``max_shard_size`` a folder of shards.
+    Return the plan of the weights as a safetensors file, or with ``max_shard_size`` as a folder of shards.
 
-    Tensors of a file stay where they are if they begin at ``start``; where it has a record of the order of names, that
-    stays, too, if there is room.
+    Tensors stay in place if ``start`` is their offset in the file; a record of the order of names stays, too, if it
+    fits.
     """
     cancellation, most_nbytes = checkpoint.source.cancellation, most_nbytes_of(changes)
     new, globs = changes.set_metadata, dropped_metadata(checkpoint, changes)
@@ -70,7 +70,7 @@ def plan_weights(
     parts = [list(kept)] if most_nbytes is None else split(sizes, most_nbytes) or [[]]
     orders = [_packing_order(part, kept) for part in parts] if start is None else parts
     is_one = len(parts) == 1
-    found = [name for part in (orders if is_one else parts) for name in part]  # where an index has no say, by place
+    found = [name for part in (orders if is_one else parts) for name in part]  # the order without a record of it
     order = tuple(tensors)
     # A text that readers would take for a tied name is left out.
     texts = {key: text for key, text in texts.items() if text not in tensors or text in tied}
@@ -82,7 +82,7 @@ def plan_weights(
     packed = [_pack(*one, kept, cancellation, start) for one in zip(names, orders, metadata, strict=True)]
     if checkpoint.recorded.order and start is not None and not recorded.order:
         longer = _pack(names[0], orders[0], encode(recorded._replace(order=order)), kept, cancellation, start)
-        if len(longer[1].rstrip(b" ")) <= start - _LENGTH_NBYTES or new:  # no text takes the place of the order
+        if len(longer[1].rstrip(b" ")) <= start - _LENGTH_NBYTES or new:  # new text must not displace the order
             packed = [longer]
     files = [file for file, _ in packed]
     if not is_one:
@@ -108,7 +108,7 @@ def plan_weights(
 def _select(
     checkpoint: Checkpoint, weights: Weights, changes: Changes
 ) -> tuple[dict[str, LazyTensor], dict[str, str], list[str]]:
-    """Return the tensors that the format can hold, in order, which of their names are tied, and all other entries."""
+    """Return the tensors that the format can hold, in order; tied names with the name to keep; other entries."""
     cancellation = checkpoint.source.cancellation
     unsupported = {
         name: tensor for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)
@@ -126,7 +126,7 @@ def _select(
 
 
 def _refuse_reserved(new: Mapping[str, str], tied: Collection[str], kept: Collection[str]) -> None:
-    """Raise MigrationRefused for text that readers would take for names of tensors, or for where they are."""
+    """Raise MigrationRefused for metadata that readers would take for names, ties or places of tensors."""
     for key, text in new.items():
         fact = ""
         if key in (ORDER_KEY, MODULES_KEY, *ABOUT_PIECES) or key in tied:
@@ -150,7 +150,7 @@ def _pack(
     cancellation: Cancellation | None,
     start: int | None,
 ) -> tuple[OutFile, bytes]:
-    """Return a file of some tensors in this order, with this text, and its header."""
+    """Return a file with the tensors in ``order`` and this metadata, and its header."""
     payloads = [payload_of(tensors[one]) for one in each(order, cancellation)]
     entries: dict[str, object] = {"__metadata__": metadata}
     position = 0
@@ -187,7 +187,7 @@ def _is_plain(tensor: LazyTensor) -> bool:
 
 
 def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
-    """Return the names whose tensor another name has too, and which name is kept: the first in the alphabet."""
+    """Return the tied names to leave out, with the name that is kept: the first in the alphabet."""
     same: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in tensors:
         same.setdefault(identity(tensor.info), []).append(name)
@@ -198,7 +198,7 @@ def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
 def _open_with_reference(
     path: str, names: Sequence[str], dtypes: set[str | None], metadata: dict[str, str]
 ) -> str | None:
-    """Compare what the reference library finds, and return its version; None if it cannot be used here."""
+    """Compare what the reference library reads; return its name and version, or None if it cannot be used here."""
     try:
         import safetensors
         from safetensors import SafetensorError

@@ -1,8 +1,8 @@
 """
 ``save``: tensors in memory → a file, as ``migrate`` writes one.
 
-There is no writer of its own: the tensors are put into the record of a checkpoint, in the places of those of the
-original, or of none, and that is migrated. The original's file is only read.
+There is no separate writer: the tensors are put into a ``Checkpoint``, a new one or the original with its tensors
+replaced, and that is migrated. The original's file is only read.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ elif TYPE_CHECKING:
 Missing: TypeAlias = Literal["refuse", "keep", "drop"]
 
 _NAME: Final = "state_dict"
-"""What tensors are called that are from no file."""
+"""The path to show for a state that is from no file."""
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _STRIPPING: Final = ((), (renaming.strip_wrappers,), (renaming.strip_module,))
-"""What ``load`` may have done to names."""
+"""The rules by which ``load`` may have changed names."""
 
 
 @checked(options=Changes._fields)
@@ -122,7 +122,7 @@ def save(
 
 
 def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
-    """Return the checkpoint that a state dict is by itself."""
+    """Return a checkpoint in memory that has only this state dict."""
     builder, given = TreeBuilder(limits), CallerTensors()
     root = Call(Global("collections", "OrderedDict"), ())
     root.pairs = [
@@ -144,13 +144,13 @@ def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
 
 
 def _choose(checkpoint: Checkpoint, state_dict: StateDict) -> None:
-    """Let a state dict be the weights, whatever names and sizes say: whoever gives it knows."""
+    """Make a state dict the weights of a checkpoint without judging names and sizes: the caller knows."""
     state_dict.role = "model" if state_dict.role not in ("model", "ema") else state_dict.role
     checkpoint.__dict__["weights"] = state_dict  # where the property keeps what it has found
 
 
 def _node(name: str, value: object, given: CallerTensors, builder: TreeBuilder, *, is_inside: bool = False) -> Inert:
-    """Return a value as it stands in a pickled tree; arrays of numpy are tensors under a name, and nothing inside."""
+    """Return the node of a value in a pickled tree; a numpy array is a tensor, and refused inside a value."""
     info = given.info(name, value) if not is_inside or type(value).__module__ != "numpy" else None
     if info is not None:
         if info.storage is None and not info.parts:  # on the meta device
@@ -173,7 +173,7 @@ def _without_values(name: str) -> MigrationRefused:
 
 
 class _Replacing:
-    """A state dict that is given, and the one in a file that it replaces."""
+    """A given state dict, and the one in a file that it replaces."""
 
     def __init__(
         self,
@@ -205,21 +205,21 @@ class _Replacing:
         self._given = CallerTensors()
         self._own = prepare(checkpoint, chosen, NameChanges())
         self._unknown = object()
-        """Stands for objects in entries that are no tensors."""
+        """Stands for objects that cannot be compared, in entries that are not tensors."""
         self._has_unknown = False
         form = form_of(target, checkpoint, changes._replace(key=None, weights="auto"))
         self._is_whole = checkpoint.traits.has_tree and form in ("same", "model", "dcp")
         self.notes: dict[str, None] = {}
         self._tensors: dict[str, TensorInfo] = {}
-        """Those that changed, and new ones, by the names that they have in the file,"""
+        """Changed and new tensors, by their names in the file."""
         self._others: dict[str, object] = {}
-        """values of entries that are no tensors, and changed,"""
+        """Values of entries that are not tensors and have changed, by the same names."""
         self._gone: frozenset[str] = frozenset()
-        """and what goes."""
+        """Names in the file that are left out."""
 
     def compare(self) -> None:
         """
-        Find what is to be changed.
+        Compare the state with the file, and record what changes.
 
         Raises:
             MigrationRefused: The names do not fit, or a changed tensor is one that only its own class can write.
@@ -253,7 +253,7 @@ class _Replacing:
             self._refuse_broken({self._chosen.head + names[name] for name in lacking})
 
     def _refuse_broken(self, kept: Collection[str]) -> None:
-        """Raise MigrationRefused where a part of a quantised weight goes or is new, and another is that of the file."""
+        """Raise MigrationRefused where a part of a quantised weight is removed or new, and another stays the file's."""
         head = self._chosen.head
         before = {name: tensor.info.dtype.name for name, tensor in self._checkpoint.tensors.items()}
         left = {name: before[name] for name in before.keys() - {head + name for name in self._gone}}
@@ -273,7 +273,7 @@ class _Replacing:
             raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(self._checkpoint.part_of))
 
     def _names(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the names in the file by those that the state has for them, and the same for names that are new."""
+        """Return the names in the file by those in the state, and the same for names that the file lacks."""
         best: dict[str, str] = {}
         most = -1
         for rules in _STRIPPING:
@@ -314,7 +314,7 @@ class _Replacing:
             )
 
     def _compare_tensor(self, name: str, own: TensorInfo, old: str, tied: list[str]) -> None:
-        """Note a tensor that changed; one that is still equal to another that it is tied to becomes the same."""
+        """Record a tensor that changed; if it still equals one that it was tied to, both become one tensor."""
         value = self._state[name]
         info = self._given.info(name, value, own.location if own.storage or own.parts else None)
         if info is None:
@@ -336,7 +336,7 @@ class _Replacing:
         self._tensors[old] = same._replace(requires_grad=own.requires_grad, kind=own.kind, subclass=None)
 
     def _says_same(self, node: Inert, name: str) -> bool:
-        """Say whether an entry that is no tensor is to stay: it is equal, or nobody can tell."""
+        """Return whether an entry that is not a tensor stays: it is equal, or cannot be compared."""
         rebuilder = self._checkpoint.rebuilder
 
         def leaf(inner: Inert) -> LazyTensor | None:
@@ -351,7 +351,7 @@ class _Replacing:
         return is_same
 
     def _are_same(self, own: Any, value: Any) -> bool:
-        """Say whether an entry of the file is equal to a value, whatever is in the places of what is unknown."""
+        """Return whether an entry of the file equals a value; unknown objects count as equal."""
         if isinstance(own, LazyTensor):
             info = self._given.info(own.name, value)
             return info is not None and are_equal(info, own.info, self._limits)
@@ -367,7 +367,7 @@ class _Replacing:
         return repr(own) == repr(value) if isinstance(own, float | complex) else bool(own == value)  # NaN, minus zero
 
     def edited(self) -> Checkpoint:
-        """Return the checkpoint with what is to be changed. Its tree, which nobody else has, is changed where it is."""
+        """Return the checkpoint with the changes made. Nobody else has its tree, which is edited in place."""
         checkpoint, chosen, limits = self._checkpoint, self._chosen, self._limits
         record = {one.name: checkpoint.__dict__[one.name] for one in fields(Parsed)}
         record["inside"] = {}
@@ -393,7 +393,7 @@ class _Replacing:
         return edited
 
     def _contents(self) -> Contents:
-        """Return the tensors of a checkpoint without a tree, those of the state dict in their order."""
+        """Return the contents of a checkpoint without a tree; the tensors of the state dict are in their order."""
         checkpoint, chosen = self._checkpoint, self._chosen
         infos = {name: tensor.info for name, tensor in self._own.tensors.items() if name not in self._gone}
         infos = {chosen.head + name: info for name, info in (infos | self._tensors).items()}
@@ -408,7 +408,7 @@ class _Replacing:
 
 
 def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
-    """Say whether two tensors have the same type, shape and layout, and the same bytes in each element."""
+    """Return whether two tensors have the same type, shape and layout, and the same bytes in each element."""
     kinds = [(info.dtype.name, info.shape, info.layout, info.details, info.storage is None) for info in (one, other)]
     if kinds[0] != kinds[1] or (one.storage is not None and not have_same_bytes(one, other, limits)):
         return False
@@ -419,7 +419,7 @@ def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
 
 
 def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: frozenset[str]) -> None:
-    """Put other values into the mapping of a state dict, take some out, and add what it has no key for at its end."""
+    """Replace values in the mapping of a state dict, remove some, and append those that it has no key for."""
     own = chosen.own_keys
     head = chosen.head if own is not None else ""
     pairs, known = [], set()
@@ -438,7 +438,7 @@ def _edit_model(
     checkpoint: Checkpoint, root: Inert, key: str, changed: Mapping[str, TensorInfo], leaves: Mapping[str, Inert]
 ) -> None:
     """
-    Put other tensors in the places of those of a whole model.
+    Replace tensors of a whole model in its tree.
 
     Raises:
         MigrationRefused: Two names are one object, and are to be different tensors; or it is in a tuple.
@@ -464,7 +464,7 @@ def _edit_model(
 
 
 def _replace(root: Inert, wanted: Mapping[int, Inert]) -> set[int]:
-    """Put other nodes in the places of some, wherever they are in a tree; return those that are in none, or stay."""
+    """Replace nodes by their ids, wherever they are in a tree; return the ids that are not found, or are in a tuple."""
     found, stuck = set[int](), set[int]()
     todo, seen = [root], set[int]()
     while todo:

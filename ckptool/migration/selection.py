@@ -1,8 +1,8 @@
 """
-Refuse or note, before anything is written: names that are not there, a target without tensors, entries beside tensors.
+Refuse or note, before anything is written: unknown names, results without tensors, entries that torch refuses.
 
-Of such entries, plain ``torch.load(path)`` would refuse objects of other code than torch's: one of them would keep it
-from every tensor in the file. Of calls in the new pickle, those that reach the system are refused, all others listed.
+Plain ``torch.load(path)`` refuses a whole file for one object of other code than torch's, so such entries are refused.
+Of calls in the new pickle, those that reach the system are refused, all others listed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ckptool.tensors.tensor import TensorInfo
 
 _NEAREST = 3
 Unmatched: TypeAlias = tuple[str, str]
-"""An option, and what was given to it and is about no name."""
+"""An option, and the text given to it that matches no name."""
 
 
 class _Noted:
-    """A substitution that is tried within bounds, and remembers whether it has changed any name."""
+    """A substitution that is applied within bounds, and remembers whether it has changed any name."""
 
     def __init__(self, rule: renaming.Substitution, trials: Trials) -> None:
         self.rule = rule
@@ -55,12 +55,12 @@ class _Noted:
 
 
 def noted(rules: Sequence[renaming.Rule], trials: Trials) -> tuple[renaming.Rule, ...]:
-    """Return the rules of one migration so that ``unmatched`` can tell which did nothing."""
+    """Return the rules of one migration, wrapped so that ``unmatched`` can tell which changed nothing."""
     return tuple(_Noted(rule, trials) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
 
 
 def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None:
-    """Refuse a plan that leaves none of the tensors that there are, or that has a glob or a pattern about no name."""
+    """Raise MigrationRefused if a plan leaves no tensor, breaks quantised weights, or has options without a match."""
     wrong = None if changes.break_quantized or changes.dequantize else broken(checkpoint, plan)
     if wrong is not None:
         raise MigrationRefused(wrong, kind="breaks-quantized", hint=keep(checkpoint.part_of))
@@ -100,7 +100,7 @@ def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None
 
     if not (changes.allow_missing or changes.allow_empty or plan.keeps_layout):
         taken = checkpoint.weights if plan.weights is None else plan.weights.state_dict
-        if taken is not None:  # what else there is may be empty by right
+        if taken is not None:  # everything else may be empty
             refuse_stubs(checkpoint, taken, plan.names.filter)
         there = {name: LazyTensor(name, info) for name, info in plan.expected if name is not None}
         halves = halves_alone(there) if plan.dropped or plan.renamed else None
@@ -114,7 +114,7 @@ def _state_dicts(checkpoint: Checkpoint, plan: Plan) -> Sequence[StateDict]:
 
 
 def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unmatched]:
-    """Return what was asked for by name, and is about no name that there is."""
+    """Return the names, globs and patterns in the changes that match nothing in the checkpoint."""
     found: list[Unmatched] = []
     if changes.include or changes.exclude:
         names = _compared(checkpoint, plan)
@@ -123,7 +123,7 @@ def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unma
         ):
             found += [(option, text) for text, glob in zip(given, read, strict=False) if not matched(glob, names)]
     for rule in plan.names.rules:
-        # Where nothing is to be left, no name is left to be changed.
+        # Where an empty result is allowed, no name may be left to change.
         if isinstance(rule, _Noted) and not rule.has_changed and (rule.was_asked or not changes.allow_empty):
             found.append(("rename", str(rule.rule)))
     there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.retagged.keys()
@@ -133,7 +133,7 @@ def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unma
 
 
 def dropped_metadata(checkpoint: Checkpoint, changes: Changes) -> dict[str, list[str]]:
-    """Return the keys of metadata that each glob leaves out: none of those that readers need."""
+    """Return the keys of metadata that each glob removes; refuse to remove those that readers need."""
     free = _free_metadata(checkpoint)
     if kept := [repr(glob) for glob in changes.drop_metadata if glob in checkpoint.metadata and glob not in free]:
         fact = f"metadata {some(kept)} says whose file it is, or what names, ties or order are read from, and stays"
@@ -146,7 +146,7 @@ def _free_metadata(checkpoint: Checkpoint) -> list[str]:
 
 
 def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> MigrationRefused:
-    """Return the error for what is about no name, ``where`` names were looked for, with the nearest of them."""
+    """Return the error for options that match nothing; ``where`` describes the names, ``near`` is a hint."""
     option = found[0][0]
     texts = [text for other, text in found if other == option]
     text = f"nothing in the file was saved on {some(list(map(repr, texts)))}" if option == "to" else ""
@@ -159,14 +159,14 @@ def nothing_matches(found: Sequence[Unmatched], where: str, near: str = "") -> M
 
 
 def refuse_cut_apart(checkpoint: Checkpoint, wholes: Shapes, first: Shapes, changes: Changes) -> None:
-    """Refuse slices of which the first has other rows of a quantised weight than of what scales it."""
+    """Raise MigrationRefused where slices separate rows of a quantised weight from their scales."""
     found = None if changes.break_quantized else quantization_of(checkpoint)
     if found is not None and (wrong := found.cut_apart(wholes, first)):
         raise MigrationRefused(wrong, kind="breaks-quantized", path=checkpoint.path, hint=keep(checkpoint.part_of))
 
 
 def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
-    """Return which quantised weights a plan casts, or parts from their scales; None if it does not."""
+    """Return which quantised weights a plan casts, or separates from their scales; None if there are none."""
     weights = plan.weights
     old = weights.old_names if weights is not None else {new: name for name, new in plan.renamed}
     head = weights.state_dict.head if weights is not None else ""
@@ -177,7 +177,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
     before = {name: tensor.info.dtype.name for name, tensor in checkpoint.tensors.items()}
     if left == before and not old and not plan.dropped:
         return None
-    # What is no tensor, and what lies deeper, in a tuple say, goes where its entry goes.
+    # Values, and tensors nested in an entry, in a tuple say, go where their entry goes.
     entries = dict(plan.renamed)
     if weights is not None:
         entries = {head + old.get(name, name): name for name in weights.others}
@@ -198,7 +198,7 @@ def broken(checkpoint: Checkpoint, plan: Plan) -> str | None:
 
 
 def notes(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield what was asked for by name and has changed nothing, and whether weights that are taken hold nothing."""
+    """Yield notes on requested names without effect, on weights without elements, and on parts in other files."""
     taken = checkpoint.weights if plan.weights is None else plan.weights.state_dict
     if checkpoint.part_of is not None:
         yield f"{checkpoint.part_of.what}: what is in the others is not here"
@@ -221,7 +221,7 @@ def _none_has_elements(count: int) -> str:
 
 
 def _sides(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[tuple[list[TensorInfo], list[TensorInfo]]]:
-    """Yield the tensors before and after; where everything is taken, also those whose names globs are compared with."""
+    """Yield lists of the tensors before and after; if everything is taken, also of the weights that globs apply to."""
     left = [info for _, info in plan.expected]
     if plan.weights is not None:
         yield [tensor.info for tensor in plan.weights.state_dict.values()], left
@@ -254,7 +254,7 @@ def _nearest(glob: str, names: Mapping[str, Sequence[str]]) -> str:
 
 
 def _by(changes: Changes) -> str:
-    """Return the options that leave something out."""
+    """Return the options that leave something out, for a message."""
     given = (("include", changes.include), ("exclude", changes.exclude), ("drop", changes.drop))
     words = [_words(option, values) for option, values in given if values]
     words += ["drop_unsupported"] if changes.drop_unsupported else []
@@ -266,7 +266,7 @@ def _words(option: str, values: Sequence[str]) -> str:
 
 
 def kept_calls(plan: Plan, changes: Changes) -> tuple[str, ...]:
-    """Return the classes and functions that unpickling the new file would call, beyond what makes data."""
+    """Return what unpickling the new file would call, beyond what makes data; refuse calls that reach the system."""
     if not plan.pickles or (plan.weights is not None and not plan.weights.others):
         return ()  # weights alone
     from ckptool.formats.runnable.pickle_search import Search
@@ -289,7 +289,7 @@ def kept_calls(plan: Plan, changes: Changes) -> tuple[str, ...]:
 
 
 def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> Weights:
-    """Return weights that ``torch.load`` opens, whatever lies in their entries that are no tensors."""
+    """Return the weights without entries that ``torch.load`` refuses; raise MigrationRefused unless ``drop``."""
     refused = dict(_refused(checkpoint, weights.others)) if weights.others else {}
     if refused and not drop:
         from ckptool.pickles.describe import kind_of
@@ -306,7 +306,7 @@ def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> 
 
 
 def _refused(checkpoint: Checkpoint, entries: Mapping[str, Inert]) -> Iterator[tuple[str, str]]:
-    """Yield the names of entries that ``torch.load`` refuses, and the name or opcode for which it does."""
+    """Yield the names of entries that ``torch.load`` refuses, and the name or opcode that it refuses."""
     from ckptool.pickles.weights_only import why_refused
 
     if why_refused(_pickle_of(checkpoint, list(entries.values()))) is None:

@@ -1,4 +1,4 @@
-"""Weights → a folder with the slices that ranks have of them, a file for each."""
+"""Weights → a folder with one file for each rank, which holds that rank's slices."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ckptool.tensors.tensor import identity
 
 def plan_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Plan:
     """
-    Return how weights become the slices of ranks; names of one tensor stay so in each.
+    Return the plan of a folder with the slices of each rank; tied names stay tied in each file.
 
     Raises:
-        MigrationRefused: No rule is about a tensor, or it cannot be cut so.
+        MigrationRefused: No rule matches a tensor, or a tensor cannot be cut by its rule.
     """
     rules, ranks = SliceRules(changes.join), changes.cut or 1
     names = [rules.file_name(rank, plan.form) for rank in range(ranks)]

@@ -49,7 +49,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
-    # A file of the name that the shards of an index have would be another model in their folder.
+    # A file named like the shards of an index would be taken for another model in their folder.
     is_twin = checkpoint.shards and not done and not isinstance(checkpoint.source, FolderSource)
     return f"{stem}.migrated{suffix}" if path == checkpoint.path or is_twin else path
 
@@ -80,7 +80,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 
 def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
-    """Return the path of the source without its suffix, and the suffix; of a member, both with its name."""
+    """Return the source's path without its suffix, and the suffix; a member's name is added, with its suffix."""
     if isinstance(checkpoint.source, FolderSource):
         path = os.path.normpath(checkpoint.path)
         if os.path.basename(path) in (os.curdir, os.pardir):
@@ -97,14 +97,14 @@ def _stem(checkpoint: Checkpoint) -> tuple[str, str]:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Return a path without its suffix, and the suffix; of ``.pth.tar``, a name that many give, it is ``.pth``."""
+    """Return a path without its suffix, and the suffix; ``.pth.tar``, a common name, counts as ``.pth``."""
     stem, suffix = os.path.splitext(path)
     inner, first = os.path.splitext(stem)
     return (inner, first) if suffix.lower() == ".tar" and first.lower() in TORCH_SUFFIXES else (stem, suffix)
 
 
 def is_folder(path: str) -> bool:
-    """Say whether a target is a folder to write into: one that is there, or a path with a separator at its end."""
+    """Return whether a target is a folder to write into: an existing one, or a path that ends in a separator."""
     return path.endswith((os.sep, os.altsep or os.sep)) or os.path.isdir(path)
 
 
@@ -115,7 +115,7 @@ def archive_root(target: str) -> str:
 
 
 def _refuse_option(dst: str) -> None:
-    """Raise MigrationRefused for a bare word that is an option's value, ``cpu``, say; and for a member's name."""
+    """Raise MigrationRefused for a bare word that is an option's value, such as ``cpu``, and for a member's name."""
     if "::" in os.path.basename(dst):
         hint = f"Name a file: {dst.partition('::')[0]!r}, say."
         raise MigrationRefused(f"{dst!r} is the name of a member of a file", kind="member-as-name", hint=hint)
@@ -134,7 +134,7 @@ def _refuse_option(dst: str) -> None:
 
 
 def refuse_address(dst: str | None) -> None:
-    """Raise MigrationRefused for an address of what cannot be written to, and for a stream."""
+    """Raise MigrationRefused for a stream, and for an address that cannot be written to."""
     if dst == "-":
         hint = "Name a file or a folder; one that is called so is './-'."
         raise MigrationRefused("there is no output to a pipe", kind="stream-as-target", hint=hint)
@@ -178,7 +178,7 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
 
 
 def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
-    """Raise MigrationRefused if what would be replaced holds more of the source than the result can have."""
+    """Raise MigrationRefused if the result would replace a file of the source that holds more."""
     is_more = checkpoint.shards or checkpoint.member or isinstance(checkpoint.source, FolderSource)
     if is_more and any(_is_same(dst, path) for path in _files(checkpoint)):
         raise MigrationRefused(

@@ -31,14 +31,14 @@ _ORDERED_DICT = Global("collections", "OrderedDict")
 
 
 class Kept(NamedTuple):
-    """What of a source's own layout the new file keeps."""
+    """What an edit in place keeps of the source's layout."""
 
     rewriter: type[TreeRewriter] = TreeRewriter
-    """How storages are referred to: by new numbers, if no other is named."""
+    """The rewriter, which chooses the keys of storages; by default they are numbered anew."""
     pickled_nbytes: int = 0
-    """The size that the pickle has, if it is not longer."""
+    """Size in bytes to which a shorter pickle is padded."""
     tensors_at: int | None = None
-    """Where the tensors of a safetensors file begin, if they stay where they are."""
+    """Offset of the tensors of a safetensors file, if they stay in place."""
 
 
 def _planned(plan: Plan, root: str, pickled: bytes, rewriter: TreeRewriter, **facts: Any) -> Plan:
@@ -50,7 +50,7 @@ def _planned(plan: Plan, root: str, pickled: bytes, rewriter: TreeRewriter, **fa
 
 
 def plan_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, root: str) -> Plan:
-    """Return how weights become a plain state_dict: an OrderedDict with the modules' facts as its metadata."""
+    """Return the plan of weights as a plain state_dict: an OrderedDict with the modules' facts as its metadata."""
     rewriter = TreeRewriter(checkpoint.rebuilder or Rebuilder(), changes.to)
     detached = weights.state_dict.class_name is not None
     cancellation = checkpoint.source.cancellation
@@ -76,9 +76,9 @@ class EditedTree(NamedTuple):
 
     root: Inert
     rewriter: TreeRewriter
-    """Writes other nodes in place of those that change."""
+    """Returns the node to write for each node of ``root``."""
     kept: Mapping[str, LazyTensor]
-    """Tensors that stay, by the names that they had."""
+    """Tensors that stay, by their old names."""
     new_names: Mapping[str, str]
     dropped: tuple[str, ...]
     cast: Callable[[TensorInfo], TensorInfo]
@@ -90,7 +90,7 @@ class EditedTree(NamedTuple):
         return tuple((self.new_names.get(name, name), self.cast(one.info)) for name, one in self.kept.items())
 
     def facts(self, *dropped: str) -> dict[str, Any]:
-        """Return what is to be found in the result, what is renamed, and what is dropped, with more that is."""
+        """Return the fields of a plan for the result; ``dropped`` are further entries that are left out."""
         renamed = tuple((old, new) for old, new in self.new_names.items() if new != old)
         return {"expected": self.expected, "renamed": renamed, "dropped": (*self.dropped, *dropped)}
 
@@ -105,10 +105,11 @@ def edit_everything(
     rewriter_type: type[TreeRewriter],
 ) -> EditedTree:
     """
-    Return all that a checkpoint holds, with device tags set, names changed and weights cast, but nothing of optimizers.
+    Return everything in a checkpoint, with device tags set, names changed and weights cast.
 
-    ``wrappers`` are the classes of training wrappers that models are taken out of; with ``model``, that whole model is
-    all that is taken. Where nothing is cast, each tensor may be ``replaced`` by another.
+    ``wrappers`` are the classes of training wrappers that models are taken out of; with ``model``, only that whole
+    model is taken. Unless weights are cast, ``replaced`` may return another tensor for each. Names and types in the
+    states of optimizers stay.
     """
     names, casting = plan.names, plan.casting
     _refuse_what_has_no_tree(checkpoint)
@@ -138,7 +139,7 @@ def edit_everything(
 
 
 def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root: str, pickled_nbytes: int = 0) -> Plan:
-    """Return how all that a checkpoint holds becomes a zip; a pickle of fewer than ``pickled_nbytes`` is padded."""
+    """Return the plan of a zip with everything in a checkpoint; a pickle shorter than ``pickled_nbytes`` is padded."""
     rewriter = edited.rewriter
     whole = next((one for one in checkpoint.pickles if one.root is checkpoint.root), None)
     shared = shared_nodes(checkpoint.streams[0].source, whole) if whole is not None else None
@@ -176,8 +177,8 @@ def _to_cast(
     checkpoint: Checkpoint, kept: Mapping[str, LazyTensor], model: StateDict | None
 ) -> Iterator[tuple[str, str, LazyTensor]]:
     """
-    Yield the weights, averaged ones too, and with a whole model what its own ``to`` would cast beside them: the key in
-    front of the name, the name, and the tensor.
+    Yield the tensors to cast, as (prefix, name, tensor): the weights, averaged ones too, and tensors of a whole model
+    that are not in its state_dict() and that its ``to`` would cast.
     """
     chosen = [model] if model is not None else [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     for state_dict in chosen:
@@ -191,7 +192,7 @@ def _to_cast(
 
 
 def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | None, TensorInfo]]:
-    """Yield the tensors in order, those that lie deeper in an entry where the entry is."""
+    """Yield names and tensors in order; tensors nested in an entry come in its place, with None for a name."""
     for name, old in weights.old_names.items():
         if name in weights.tensors:
             info = weights.tensors[name].info

@@ -1,7 +1,7 @@
 """
-Edits of a pickled tree before it is written again: names in mappings, entries that go, wrappers round whole models.
+Edits of a pickled tree before it is written again: rename keys, leave out entries, unwrap whole models.
 
-Nodes are never changed, for the checkpoint goes on using them: a ``TreeRewriter`` gets a node to write instead of each.
+Nodes are never changed, as the checkpoint goes on using them: a ``TreeRewriter`` gets their replacements.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ def _dict_node(facts: ModuleFacts) -> Dict:
 
 @dataclass
 class _Edit:
-    """Keys of a mapping that go or get another name."""
+    """The keys of a mapping to rename or remove."""
 
     node: Inert
     keys: dict[str | int, str | None] = field(default_factory=dict)
-    """New ones by old ones; None for those that go."""
+    """New keys by old ones; None for keys that are removed."""
     modules: dict[str, ModuleFacts] = field(default_factory=dict)
 
     def mapping(self) -> Inert:
-        """Return the mapping that takes its place, with facts of ``modules`` where it had metadata."""
+        """Return the edited mapping, with ``modules`` as its metadata if it had metadata."""
         keys = self.keys
         pairs = [
             (keys.get(key, key) if type(key) in (str, int) else key, value)
@@ -106,19 +106,19 @@ class _Edit:
 
 
 _Edits: TypeAlias = dict[int, _Edit]
-"""By mapping. A node is known by its id, for nodes have no hash."""
+"""By the id of the mapping's node, as nodes have no hash."""
 
 
 def _rename_state_dicts(
     checkpoint: Checkpoint, changes: NameChanges, edits: _Edits
 ) -> tuple[dict[str, str], dict[str, None]]:
-    """Note the new keys of every mapping of weights; return the new full names, and the names that go."""
+    """Add the new keys of every state dict to ``edits``; return the new full names, and the names left out."""
     new_names: dict[str, str] = {}
     left_out: dict[str, None] = {}
     for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
         own = changes
-        # Beside the model, an AveragedModel's names begin with "module." by right: training goes on with it. So it
-        # does with averaged weights and those that are not, of which stripping would leave the averaged ones.
+        # An AveragedModel beside the model keeps its prefix "module.": training goes on with it. So does a state dict
+        # of averaged weights and others, of which stripping would leave only the averaged ones.
         is_kept = state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict)
         if is_kept or is_averaged_pair(state_dict):
             own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
@@ -143,7 +143,7 @@ def _rename_state_dicts(
         left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
         others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
         inside = list(within(checkpoint.tensors, others)) if others else []
-        held = {entry for _, entry in inside}  # of these, what they hold is named
+        held = {entry for _, entry in inside}  # for these, the tensors inside are named
         new_names.update(
             (name, new) for name, new in others.items() if name[len(head) :] not in gone and name not in held
         )
@@ -164,7 +164,7 @@ def _takes(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) 
 
 
 def _drop(checkpoint: Checkpoint, drop: Sequence[str], edits: _Edits) -> tuple[str, ...]:
-    """Note what is to be left out, and return the full paths of the entries that go."""
+    """Add the entries to leave out to ``edits``, and return their full paths."""
     paths: dict[str, None] = {}
     for path in (path for what in drop for path in to_drop(checkpoint, what)):
         entries = list(entries_at(checkpoint.root, path))

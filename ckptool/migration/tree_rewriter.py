@@ -3,8 +3,8 @@ A pickled tree → the nodes of a new file: storages numbered anew, device tags 
 
 ``TreeRewriter`` is the ``substitute`` of ``pickles.writer``, which calls it for every node and writes what it returns.
 
-1. Nodes of the source are never changed; each gets one answer, however often it is met, so that ties stay ties. A
-   plain tensor gets an equal one each time: the writer goes by the node itself.
+1. Nodes of the source are never changed; each gets one answer, however often it is met, so that ties stay ties. A plain
+   tensor gets an equal answer each time: the writer identifies it by the source's node.
 2. Nodes that it makes are final: the writer calls it for them too, and a device tag must not be counted again.
 3. An id is a node's only while the node lives, so everything whose id is kept is kept as well.
 4. Nodes that it does not know stay as they are.
@@ -45,7 +45,7 @@ _DEVICE_ARGUMENT = {
 
 _PARAMETER = {"_rebuild_parameter", "_rebuild_parameter_with_state"}
 _FROM_TYPE = {"_rebuild_from_type", "_rebuild_from_type_v2"}
-"""Calls with a plain tensor inside: it is their first argument, or the first two say how to make it."""
+"""Calls with a plain tensor inside: their first argument, or for ``_FROM_TYPE`` made by the first with the third."""
 
 
 def same(info: TensorInfo) -> TensorInfo:
@@ -84,13 +84,13 @@ class TreeRewriter:
         self._replacements[id(node)] = other
 
     def replaced(self, node: Inert) -> Inert:
-        """Return the node that another was to be written as, or the node itself."""
+        """Return what replaces a node, or the node itself."""
         while id(node) in self._replacements:  # a replacement may be replaced too: a wrapper in a wrapper
             node = self._replacements[id(node)]
         return node
 
     def for_another_file(self) -> TreeRewriter:
-        """Return one with the same replacements that begins with no storages; both count ``retagged`` together."""
+        """Return a rewriter with the same replacements and without storages; both share ``retagged``."""
         other = TreeRewriter(self._rebuilder, self._location, self._cast)
         other._replacements, other.retagged = self._replacements, self.retagged
         return other
@@ -124,7 +124,7 @@ class TreeRewriter:
         return made
 
     def _made(self, info: TensorInfo, *, requires_grad: bool, spelled: bool = False) -> Inert:
-        """Return what makes a tensor: a call if it is to be ``spelled`` out, else maybe something shorter."""
+        """Return the node that makes a tensor: a call if ``spelled``, else perhaps a shorter ``PlainTensor``."""
         storage = info.storage
         if info.layout == "strided" and storage is not None:
             return self._strided(info, storage, requires_grad=requires_grad, spelled=spelled)
@@ -168,7 +168,7 @@ class TreeRewriter:
         return self._finish(Call(Global("torch._utils", name), args))
 
     def _storage_of(self, storage: StorageRef, info: TensorInfo) -> tuple[StorageId, int]:
-        """Return a tensor's storage, and its offset in it in elements: views refer to what they view."""
+        """Return the id of a tensor's storage, and its offset in elements; views refer to the whole storage."""
         dtype, offset = info.dtype, info.storage_offset
         name, itemsize = dtype.storage_class, dtype.itemsize
         if storage.whole is not None:  # legacy files have views of storages; zips have whole storages alone
@@ -213,7 +213,7 @@ class TreeRewriter:
                 f"storage {found.ref.key!r} is big-endian and does not say of what", kind="unsupported-tensor"
             )
         itemsize = 1 if untyped else found.dtype.itemsize
-        # A view of a storage that no tensor is made of: its own elements are written, and not the whole storage.
+        # A storage that no tensor refers to may be a view: only its own elements are written.
         return self._reference(self._storage(found.ref, cls, itemsize, unit))
 
     def _call(self, node: Call) -> Inert:
@@ -264,7 +264,7 @@ class TreeRewriter:
         return self.tensor(info)
 
     def _moved(self, node: Call, func: Global) -> Inert:
-        """Return the call to write for one that names a device; the same one where it names none, or keeps it."""
+        """Return the call to write for one that names a device; the same node if it names none, or the tag stays."""
         if not isinstance(node.args, tuple):
             return node
         if self._location is not None and (func.module, func.name) == ("torch", "device"):
@@ -301,7 +301,7 @@ class TreeRewriter:
 
 
 def _is_plain(node: Call, info: TensorInfo) -> bool:
-    """Say whether ``info`` has all that a call says about a tensor: it has no hooks, and no state of its own."""
+    """Return whether ``info`` has everything that a call states about a tensor: no hooks, no state of its own."""
     storage, args = info.storage, node.args
     if storage is None or storage.whole is not None:
         return storage is not None  # a view of a storage is written as a view of the whole

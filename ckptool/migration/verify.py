@@ -29,19 +29,19 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
 class Written(NamedTuple):
-    """What was written into a file: each of its bytes is counted in one of these checksums."""
+    """The checksums of a file that was written: each byte of it belongs to exactly one."""
 
     starts: array[int]
-    """Where each payload begins."""
+    """Offset of each payload."""
     ends: array[int]
     checksums: array[int]
     rest: int
-    """The checksum of everything that is no payload."""
+    """The checksum of all bytes outside payloads."""
 
 
 @contextmanager
 def reading_back(path: str | None, hint: str) -> Iterator[None]:
-    """Raise OutputFailed for whatever is wrong with a file that was written; ``path`` is what to call it."""
+    """Raise OutputFailed for any failure to read what was written; the error names ``path``."""
     try:
         yield
     except Failure as error:
@@ -50,7 +50,7 @@ def reading_back(path: str | None, hint: str) -> Iterator[None]:
 
 
 def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> None:
-    """Read a file back, every byte of it."""
+    """Read every byte of a file back, and raise OutputFailed unless the checksums are those of ``written``."""
     source, _ = open_source(path, limits.cancellation)
     with closing(source):
         source.prefetch([(0, source.nbytes)])
@@ -64,29 +64,29 @@ def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> 
 
 
 Place: TypeAlias = Callable[[StorageRef], int | None]
-"""Where in a file a storage begins; None for what is not there as it is."""
+"""Returns the offset of a storage in a file; None if the file does not hold its bytes unchanged."""
 
 
 class Expected(NamedTuple):
     """A tensor that must be found. There may be many: each takes little memory."""
 
     name: str | None
-    """None for one that lies deeper in an entry."""
+    """None for a tensor nested in an entry."""
     tag: str | None
     """Its device tag; None where the format has none."""
     like: TensorInfo
-    """A tensor that differs from it only in where it begins; many share one."""
+    """A tensor that differs from it only in its offset; many expected tensors share one."""
     begin: int | None
-    """Where the first element is in its file; None for what is not only elements in the file."""
+    """Offset of the first element in the file; None if the file does not hold plain elements."""
 
 
 def in_its_file(storage: StorageRef) -> int | None:
-    """Return where a storage begins in the file that it was read from."""
+    """Return the offset of a storage in the file that it was read from."""
     return storage.file_offset
 
 
 def among(payloads: Sequence[Payload], starts: Sequence[int]) -> Place:
-    """Return where storages begin in a new file, in which these payloads begin at these places."""
+    """Return a function from storages to their offsets in a new file with these payloads at these offsets."""
     found = {
         (id(one.storage.source), one.storage.offset, one.nbytes): start
         for one, start in zip(payloads, starts, strict=True)
@@ -103,9 +103,9 @@ def among(payloads: Sequence[Payload], starts: Sequence[int]) -> Place:
 
 def expected_tensors(plan: Plan, place: Place | None, begins: Sequence[int] = ()) -> Iterator[Expected]:
     """
-    Yield the tensors that are to be found, in order.
+    Yield the tensors to be found, in order.
 
-    ``place`` says where storages are that are written as such; ``begins``, where tensors begin that are one by one.
+    ``place`` gives the offsets of storages that are written whole; ``begins``, if any, the offset of each tensor.
     """
     known: dict[object, TensorInfo] = {}
     packed = plan.packed or ()
@@ -122,14 +122,14 @@ def compare_tensors(
     found: Checkpoint, expected: Iterable[Expected], place: Place | None, packed: Collection[str] | None = None
 ) -> None:
     """
-    Compare the tensors of a result, which was opened, with those that are to be in it.
+    Compare the tensors of an opened result with the expected ones; raise OutputFailed if they differ.
 
-    With ``packed``, these alone are compared, in whichever order files are read: others are inside values.
+    With ``packed``, only these names are compared, in any order of files: other tensors are inside values.
     """
     odd = found.damage or next(iter(found.notes), None)
     if odd:
         raise _failed(f"it is not as usual: {odd}")
-    ties = found.recorded.ties  # names that its text alone ties to others: they are no tensors of their own
+    ties = found.recorded.ties  # names that only the metadata ties to others: they have no tensors of their own
     stored = {name: tensor.info for name, tensor in found.tensors.items() if name not in ties}
     wanted = [one for one in expected if packed is None or one.name in packed]
     if packed is not None:
@@ -148,7 +148,7 @@ def compare_tensors(
 
 
 def _open_pieces(info: TensorInfo, source: PiecesSource, opened: set[object]) -> None:
-    """Open all pieces of a tensor, unless those of one that is cut alike were: type and boxes say all about them."""
+    """Open all pieces of a tensor, unless those of one of the same type and shape were opened."""
     kind = info.dtype.name, info.shape
     if kind not in opened:
         opened.add(kind)
@@ -174,7 +174,7 @@ def _is_unlike(found: TensorInfo, expected: Expected, place: Place | None) -> bo
 
 
 def _differ(found: TensorInfo, like: TensorInfo, place: Place) -> bool:
-    """Say whether two tensors are not the same elements; ``place`` says where those of the second are to be."""
+    """Return whether two tensors differ; ``place`` gives the expected offsets of the second one's storages."""
     if _kind_of(found) != _kind_of(like):
         return True
     begin, wanted = _begin_of(found, in_its_file), _begin_of(like, place)
@@ -187,18 +187,18 @@ def _differ(found: TensorInfo, like: TensorInfo, place: Place) -> bool:
 
 
 def _kind_of(info: TensorInfo) -> tuple[object, ...]:
-    """Return what tensors have in common that differ in nothing but their elements."""
+    """Return all facts about a tensor but its elements and where they are."""
     return info.dtype.name, info.shape, info.stride, info.layout, info.conj, info.neg
 
 
 def _begin_of(info: TensorInfo, place: Place | None) -> int | None:
-    """Return where the first element is; None where the file does not have them as they are."""
+    """Return the offset of a tensor's first element; None where the file does not hold its elements unchanged."""
     start = None if info.storage is None or place is None else place(info.storage)
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 
 
 def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:
-    """Say whether the bytes of both are inside the pickles themselves, as numpy's are, and are equal."""
+    """Return whether the bytes of both are inside the pickles themselves, as numpy's are, and are equal."""
     storages = [info.storage for info in (one, other) if info.storage is not None]
     inside = [isinstance(storage.source, BytesSource) and storage.file_offset is None for storage in storages]
     if inside != [True, True] and not (one.is_array and other.is_array):

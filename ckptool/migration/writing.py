@@ -1,11 +1,11 @@
 """
-Write what was planned, whatever it is: files → jobs → sink.
+Carry out a plan of any form: write its files, read them back, compare them, and publish the result.
 
-Each file is filled, put on the disk, and read back, byte for byte; other processes may do that. When all are there, the
-result is opened as any checkpoint is, and its tensors are compared with the plan. Only then does it get its name. A
-single file is a folder of one; a clone is a file that has the source's bytes, but for some.
+Each file is filled, put on the disk, and read back, byte for byte; other processes may do that. When all files are
+complete, the result is opened as any checkpoint is, and its tensors are compared with the plan. Only then does it get
+its name. A single file is a folder of one; a clone shares the source's bytes, except those of an edit.
 
-Where a file holds the bytes of a large payload as they are, threads copy it: each takes a run of bytes, reads it,
+Where a file holds the bytes of a large payload unchanged, threads copy it: each takes a run of bytes, reads it,
 computes its CRC-32 and writes it to its position. Everything else goes in order through one thread. Calls that copy in
 the system (``copy_file_range``, ``sendfile``) were measured, and are no faster than such pieces; and the bytes are read
 for their checksums in any case.
@@ -65,17 +65,17 @@ class Writing:
         self.checkpoint = checkpoint
         self.plan = plan
         self.limits = limits
-        """Those for reading it back; None where it is not to be verified."""
+        """Limits for reading the result back; None if it is not verified."""
         self.meter = meter
         """Counts what is read back."""
         self.readers: dict[str, None] = {} if limits is None else {"ckptool": None}
-        """What read it back, in order."""
+        """Names of the libraries that read it back, in order."""
         self.changes = changes
 
     def run(self, sink: Sink, elsewhere: Elsewhere | None = None) -> int:
         """
-        Write all files, give the result its name, and return its size. What has payloads may be written ``elsewhere``,
-        before the index.
+        Write all files, publish the result, and return its size in bytes. Files with payloads may be written
+        ``elsewhere``, before the index.
         """
         plan = self.plan
         sink.reserve(plan.nbytes)
@@ -90,7 +90,7 @@ class Writing:
                 output: SinkFile = sink.file(file.name)
                 opened.enter_context(output)
                 starts.extend(self.file(file, output, syncs=self.syncs(sink), about=sink.path))
-                if before is not None:  # the disk had the time of this file for it
+                if before is not None:  # writing this file gave the disk time for the one before
                     self._keep(before)
                 before = output
             if before is not None:
@@ -105,20 +105,21 @@ class Writing:
         return nbytes
 
     def _keep(self, output: SinkFile) -> None:
-        """Give a file its name in a folder, which has none yet."""
+        """Publish a file in its folder, which is itself not published yet."""
         if self.plan.is_folder:
             output.publish()
             output.close()
 
     def syncs(self, sink: Sink) -> bool:
-        """Say whether files must be on the disk: what is replaced goes, and was there."""
+        """Return whether files must be on the disk before they get their names: verified or replacing others."""
         return self.limits is not None or bool(sink.replaced)
 
     def file(self, file: OutFile, output: SinkFile, *, syncs: bool, about: str) -> array[int]:
         """
-        Write a file, and read it back if it is to be verified; return where its payloads begin. It has no name yet.
+        Write a file, and read it back if it is to be verified; return the offsets of its payloads. The file has no name
+        yet.
 
-        ``about`` is what an error of reading back is about.
+        ``about`` is the path that errors of reading back name.
         """
         output.reserve(file.nbytes)
         written = self._fill(file, output)
@@ -138,7 +139,7 @@ class Writing:
         return written.starts if written is not None else array("Q")
 
     def _fill(self, file: OutFile, output: SinkFile) -> Written | None:
-        """Write a file, and return what was written; None where that is not known byte by byte."""
+        """Write a file, and return what was written; None for a clone, or a model that torch saves."""
         if file.base is not None:
             assert isinstance(output, Output)  # nothing else is planned so
             output.clone(file.base.fileno())
@@ -179,14 +180,14 @@ class Writing:
             compare_tensors(found, expected, place, plan.packed)
 
     def _not_copied(self) -> list[LazyTensor]:
-        """Return the tensors of the source that may have been read in pieces: without the checksum of their storage."""
+        """Return source tensors that may have been read in parts, without comparing their storages' checksums."""
         weights, casting = self.plan.weights, self.plan.casting
         read = weights.taken if weights is not None else casting.tensors if casting else []
         return read + [part for one in self.plan.made for part in one.parts]
 
     @contextmanager
     def _reading_back(self, path: str) -> Iterator[None]:
-        """Raise OutputFailed for whatever is wrong with a file that was written, unless the source has changed."""
+        """Raise OutputFailed for any error in a file that was written, or SourceChanged if the source has changed."""
         hint = "Try again, or write to another disk: this one, or the memory, does not keep what it is given."
         try:
             with reading_back(path, hint):
@@ -201,14 +202,14 @@ class Writing:
 
 
 Elsewhere: TypeAlias = Callable[[Writing, Any], Iterable[int]]
-"""Has those files of a folder written that have payloads, and returns where these begin."""
+"""Has the files that have payloads written by others, and returns the offsets of the payloads."""
 
 
 def fill(file: OutFile, output: SinkFile, *, checksums: bool = True) -> Written:
     """
-    Write the content of a file, and return where its payloads are, with the CRC-32 of what was read for each.
+    Write the content of a file; return the offsets of its payloads, with the CRC-32 of what was read for each.
 
-    Without ``checksums``, a source's own are taken over unread, or 0 where no content needs to know them.
+    Without ``checksums``, the source's own are taken over without comparison, or 0 where no content needs them.
     """
     starts, ends, found = array("Q"), array("Q"), array("Q")
     rest = 0
@@ -239,7 +240,7 @@ class Transfer(Closing):
         self._ahead: tuple[FileSource, ReadAhead] | None = None
 
     def send(self, payload: Payload, *, checksum: bool = False) -> int:
-        """Append a payload, and return the CRC-32 of what was read for it; ``checksum`` insists on one."""
+        """Append a payload, and return its CRC-32; ``checksum`` requires one even without ``checksums``."""
         extents, pieces = payload.extents(), payload.pieces()
         checksum = self._checksums or (checksum and not payload.known_crc32)
         found = 0
@@ -273,7 +274,7 @@ class Transfer(Closing):
         return found
 
     def _copy(self, extents: Sequence[Extent], *, checksum: bool) -> int:
-        """Append runs of bytes of files, and return their CRC-32, or 0."""
+        """Append runs of bytes of files, and return their CRC-32, or 0 without ``checksum``."""
         output = self._output
         begin = output.leave(sum(extent.nbytes for extent in extents))
         ends = accumulate((extent.nbytes for extent in extents), initial=begin)
@@ -304,7 +305,7 @@ class Transfer(Closing):
         return found
 
     def _put_together(self, source: PiecesSource, *, checksum: bool) -> int:
-        """Append a tensor in pieces, band by band, and return the CRC-32 of its bytes, or 0."""
+        """Append a tensor in pieces, band by band, and return the CRC-32 of its bytes, or 0 without ``checksum``."""
         output, checked, band = self._output, source.checked(), source.band_nbytes
         shift = output.leave(source.nbytes)
         memory = threading.local()
@@ -328,7 +329,7 @@ class Transfer(Closing):
         return found if checksum else 0
 
     def _each(self, do: Callable[[T], int], work: Iterable[T]) -> Iterator[int]:
-        """Call a function for each piece of work, by several threads where the output takes what they do."""
+        """Call a function for each piece of work, in several threads if the output takes bytes in any order."""
         if not self._output.takes_any_order:
             return map(do, work)
         if self._pool is None:
@@ -336,7 +337,7 @@ class Transfer(Closing):
         return self._pool.map(do, work)
 
     def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
-        """Return a small range of a file: its neighbours are likely to be asked for next."""
+        """Return a small range of a file, and read ahead: the next ranges are likely to be adjacent."""
         if self._ahead is None or self._ahead[0] is not file:
             self._ahead = file, ReadAhead(file)
         return self._ahead[1].read(offset, nbytes)

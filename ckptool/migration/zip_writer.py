@@ -39,7 +39,7 @@ from ckptool.tensors.payloads import Payload
 _T = TypeVar("_T")
 _ALIGNMENT: Final = 64
 _SMALL: Final = 5
-"""Members beside the storages."""
+"""Number of members beside the storages."""
 _MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
 
 
@@ -47,9 +47,9 @@ def torch_zip(
     root: str, pickled: bytes, storages: Sequence[Payload], found: Sequence[int]
 ) -> Iterator[bytes | Payload]:
     """
-    Yield a checkpoint whose storages ``0``, ``1``… are the payloads in order; offsets in it count from its begin.
+    Yield the parts of a zip whose storages ``0``, ``1``… are the payloads; offsets count from its first byte.
 
-    Of each payload, its CRC-32 is the last of ``found`` when it goes on.
+    The caller adds each payload's CRC-32 to ``found`` before it takes the next part.
     """
     position, directory = 0, bytearray()
     for name, part in _members(pickled, storages):
@@ -86,14 +86,14 @@ def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[i
 
 
 class Frame(NamedTuple):
-    """What is around a payload of ``nbytes``, for a local header at ``header``."""
+    """The records around a payload of ``nbytes`` bytes whose local header begins at ``header``."""
 
     name: bytes
     nbytes: int
     header: int
 
     def local(self) -> bytes:
-        """Return the local header; it ends where a payload may begin."""
+        """Return the local header, padded so that the payload begins at a multiple of 64."""
         wide = self._wide()
         start = self.header + LOCAL.size + len(self.name) + len(wide) + 4
         padding = b"Z" * (-start % _ALIGNMENT)
@@ -102,14 +102,14 @@ class Frame(NamedTuple):
         return local + self.name + extra
 
     def descriptor(self, checksum: int) -> bytes:
-        """Return what follows the payload."""
+        """Return the descriptor that follows the payload."""
         if not self.nbytes:
             return b""
         layout = DESCRIPTOR64 if self._wide() else DESCRIPTOR
         return DESCRIPTOR_MAGIC + layout.pack(checksum, self.nbytes, self.nbytes)
 
     def entry(self, checksum: int) -> bytes:
-        """Return the entry in the directory."""
+        """Return the entry in the central directory."""
         wide, size = self._wide(), min(self.nbytes, FULL32)
         entry = (ENTRY_MAGIC, 0, 0, self._flags(), 0, 0, 0, checksum, size, size, len(self.name), len(wide))
         return ENTRY.pack(*entry, 0, 0, 0, 0, min(self.header, FULL32)) + self.name + wide
@@ -123,7 +123,7 @@ class Frame(NamedTuple):
 
 
 def end_records(start: int, nbytes: int, count: int, comment: bytes = b"") -> bytes:
-    """Return what follows a directory that begins at ``start``, and has ``count`` entries in ``nbytes``."""
+    """Return the records after a directory that begins at ``start`` and has ``count`` entries in ``nbytes`` bytes."""
     end64 = END64.pack(END64_MAGIC, 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start)
     locator = LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1)
     short = (min(count, FULL16), min(count, FULL16), min(nbytes, FULL32), min(start, FULL32))

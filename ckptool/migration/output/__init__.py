@@ -1,13 +1,13 @@
 """
-Write the output: files that get their name, which ``target`` chose, only when they are complete; nothing else writes.
+Write output files; each gets its name only when it is complete. Nothing else writes.
 
 1. The output is written to a file without a name, where the system has such files, else to a temporary file in the
    same folder.
 2. It gets its name by one link or rename, so nobody ever sees half a file. An old file keeps the name until then.
-3. It takes over the old file's mode and, where the system allows, its owner and extended attributes. A new one is for
-   nobody who may not read or write each file of its source (``mode_of``).
-4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes; on Windows it
-   may be an old file that was moved aside, ``….old``, which gets its name back.
+3. It takes over the old file's mode and, where the system allows, its owner and extended attributes. A new one allows
+   nobody more than each file of its source does (``mode_of``).
+4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes; on Windows
+   it may be an old file that was moved aside, ``….old``, which gets its name back.
 5. Another name of the old file, a hard link, keeps the old file; ``other_names`` counts them.
 """
 
@@ -41,7 +41,7 @@ class Output(Closing):
     """
     One file being written. Used in a ``with`` block; without ``publish`` it leaves nothing.
 
-    Whatever the system refuses is OutputFailed; something that has the name, and is not to be replaced, OutputExists.
+    An error of the system raises OutputFailed; an existing file that is not to be replaced, OutputExists.
     """
 
     takes_any_order = True
@@ -66,13 +66,13 @@ class Output(Closing):
         self._mode = mode
         self._expected: int | None = None
         self.position = 0
-        """Bytes appended so far; the last of them may wait for more before they go to the file together."""
+        """Bytes appended so far, with those that still wait in memory."""
         self._waiting = bytearray()
         self._gap_end: int | None = None
-        """Where to go on behind a gap: only once it is filled, as on Windows whoever writes at a position moves it."""
+        """Position to go on at after a gap, once it is filled: on Windows, writing elsewhere moves the file's own."""
         self._written = 0
         self.other_names = 0
-        """Other names of the file that was replaced, which still lead to what it was."""
+        """How many other names (hard links) the replaced file has; they still lead to its old content."""
         self._folder = os.path.dirname(self.path)
         self._refuse_what_is_there()
         parts.remove_orphans(self._folder, os.path.basename(self.path))
@@ -84,13 +84,13 @@ class Output(Closing):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say which names of the file that was replaced lead to what it was."""
+        """A note on other names of the replaced file, which still lead to its old content."""
         many = counted(self.other_names, "other name")
         text = f"the file that was replaced has {many} (a hard link), which still leads to what it was"
         return (text,) if self.other_names else ()
 
     def narrow(self, mode: int) -> None:
-        """Take from a new file all that ``mode`` does not allow: for who learns of its source once it is open."""
+        """Remove permissions that ``mode`` lacks, for callers that learn the mode of a source once this is open."""
         system.narrow(self._fd, mode)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -109,7 +109,7 @@ class Output(Closing):
             self._waiting += data
 
     def flush(self) -> None:
-        """Hand the bytes that wait to the system: the file is complete only then."""
+        """Hand the bytes that wait to the system; only then is the file complete."""
         waiting, self._waiting = self._waiting, bytearray()
         self._write_out(memoryview(waiting))
 
@@ -131,14 +131,14 @@ class Output(Closing):
             self._progress(self._written, self._expected or 0)
 
     def leave(self, nbytes: int) -> int:
-        """Leave a gap of ``nbytes`` that ``fill`` will write, in any order, and return where it begins."""
+        """Leave a gap of ``nbytes`` bytes that ``fill`` will write, in any order, and return its offset."""
         self.flush()
         start, self.position = self.position, self.position + nbytes
         self._gap_end = self.position
         return start
 
     def fill(self, position: int, view: memoryview) -> None:
-        """Write bytes into a gap that was left for them. Threads may call this at once."""
+        """Write bytes into a gap. Threads may call this at once."""
         try:
             system.write_at(self._fd, view, position)
         except OSError as error:
@@ -150,13 +150,13 @@ class Output(Closing):
         self._tell()
 
     def reserve(self, nbytes: int) -> None:
-        """Make sure that ``nbytes`` more will fit."""
+        """Raise OutputFailed unless ``nbytes`` more bytes will fit."""
         self._expected = nbytes
         refuse_full(self._fd, nbytes, self._shown)
 
     @property
     def nbytes(self) -> int:
-        """Size of the file so far, whoever wrote to it."""
+        """Size of the file so far in bytes, whoever wrote to it."""
         self.flush()
         try:
             return os.fstat(self._fd).st_size
@@ -164,9 +164,7 @@ class Output(Closing):
             raise self._failed(error) from error
 
     def clone(self, fd: int) -> None:
-        """
-        Take the content of a file that is open, on a file system where ``clones_to`` says that files share it.
-        """
+        """Take the content of an open file, on a file system where ``clones_to`` reports that files can share bytes."""
         try:
             system.clone(self._fd, fd, self._temporary)
             system.lock(self._fd)  # macOS makes another file of it
@@ -174,7 +172,7 @@ class Output(Closing):
             raise self._failed(error) from error
 
     def reading_path(self, name: str = "") -> str:  # noqa: ARG002 - it has one file
-        """Return a path to what was written and flushed, while it has no name yet."""
+        """Return a path at which the flushed bytes can be read while the file has no name yet."""
         return self._temporary or system.path_of(self._fd)
 
     def sync(self) -> None:
@@ -191,7 +189,7 @@ class Output(Closing):
         pool.shutdown(wait=False)
 
     def publish(self) -> None:
-        """Give the file its name, in one step. Over an old file it is on the disk by then, ``sync`` or not."""
+        """Give the file its name, in one step. Before it replaces an old file, it is on the disk, ``sync`` or not."""
         self.flush()
         try:
             if self._syncing is not None:
@@ -288,7 +286,7 @@ def real_path(path: str) -> str:
 
 
 def mode_there(path: str, shown: str) -> int | None:
-    """Return the mode of what has a path, which errors call ``shown``; None if nothing has."""
+    """Return the mode of what is at a path, or None if nothing is; errors name ``shown``."""
     folder = os.path.dirname(path)
     try:
         return os.lstat(path).st_mode
@@ -302,9 +300,9 @@ def mode_there(path: str, shown: str) -> int | None:
 
 def refuse_full(fd: int, nbytes: int, path: str) -> None:
     """
-    Raise OutputFailed if the file system of an open file or folder has less free space than that.
+    Raise OutputFailed if the file system of an open file or folder has less than ``nbytes`` bytes free.
 
-    ``path`` is what the error is about.
+    The error names ``path``.
     """
     try:
         free = system.free_room(fd)
@@ -323,9 +321,9 @@ def refuse_full(fd: int, nbytes: int, path: str) -> None:
 
 def take_after(fd: int, path: str) -> int:
     """
-    Give what is open the mode of what has a path, and its owner and attributes as far as we may.
+    Give an open file or folder the mode of what is at a path, and its owner and attributes as far as permitted.
 
-    Return how many other names that has.
+    Return how many other names (hard links) that has.
     """
     try:
         old = os.stat(path)
@@ -336,7 +334,7 @@ def take_after(fd: int, path: str) -> int:
 
 
 def failed(error: OSError, path: str, written: int = 0, expected: int | None = None) -> OutputFailed:
-    """Return what to raise for an error of the system, once so many bytes were written, of those that there will be."""
+    """Return the exception for an error of the system after ``written`` bytes, of ``expected`` in all."""
     what = f"cannot be written: {reason_of(error)}"
     if error.errno not in _FULL:
         return OutputFailed(what, kind="output-failed", path=path)
@@ -351,6 +349,6 @@ def failed(error: OSError, path: str, written: int = 0, expected: int | None = N
 
 
 def sync_folder(folder: str) -> None:
-    """Put names in a folder on the disk, where the file system can. They are there, whatever fails here."""
+    """Put names in a folder on the disk, where the file system can. The names are there even if this fails."""
     with suppress(OSError):
         system.sync_folder(folder)

@@ -2,13 +2,14 @@
 Edit a file in place, or undo an edit that was cut off: who reads it meets the old file, the new one or an error.
 
 1. What is overwritten, and with what, is in a journal beside the file, on the disk, before the first byte changes.
-2. Poison: the guard, a few bytes without which no reader takes the file, is overwritten with others. Were it not, a
-   pickle of which a part is new could be loaded, and be wrong.
+2. Poison: the guard, a few bytes without which no reader accepts the file, is overwritten. Otherwise a pickle that is
+   only partly new could be loaded, and be wrong.
 3. The edit, all but the new guard. 4. The new guard.
-5. The new file is read back; what is not as planned is rolled back. 6. The journal goes: this is the commit.
+5. The new file is read back; if it is not as planned, the edit is rolled back. 6. The journal is removed: this is the
+   commit.
 
-Each step is on the disk before the next begins, so after a power failure too, all that may have changed is in the
-journal, and what is there is poisoned unless it is whole.
+Each step is on the disk before the next begins. So even after a power failure, all that may have changed is in the
+journal, and the file is poisoned unless it is complete.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ from ckptool.sources.journal import (
 
 _COPY: Final = "Write a copy instead."
 _NEW: Final = ".new"
-"""What the name of a journal ends in before it is complete: nothing was changed yet."""
+"""Suffix of a journal that is not complete: nothing was changed yet."""
 
 
 class FileEdit(NamedTuple):
-    """What is to be different in a file."""
+    """The changes to a file."""
 
     nbytes: int
     """Size of the new file; it is never shorter than the old one."""
     runs: tuple[Run, ...]
-    """New bytes, in order, none of them twice."""
+    """New bytes, in order, without overlap."""
     guard: Run
-    """The bytes without which no reader takes the old file; meanwhile there is poison, or a part of it."""
+    """The bytes without which no reader accepts the old file; all or part of them are poisoned during the edit."""
     new_guard: Run
-    """Those without which none takes the new file, as many."""
+    """The same number of bytes, without which no reader accepts the new file."""
 
     @property
     def written_nbytes(self) -> int:
-        """How many bytes of the file are written."""
+        """Number of bytes of the file that are written."""
         return sum(len(run.data) for run in self.runs)
 
 
 def not_in_place(fact: str) -> MigrationRefused:
-    """Return the error for what cannot be done without a tensor being moved, or not so that every reader takes it."""
+    """Return the error for an edit that would move a tensor, or whose result some readers would not accept."""
     return MigrationRefused(fact, kind="not-in-place", hint=_COPY)
 
 
@@ -72,7 +73,7 @@ def edit_in_place(path: str, fd: int, edit: FileEdit, verify: Callable[[], None]
     """
     Carry out an edit of a file that ``open_for_editing`` opened, and return how many bytes were written for it.
 
-    ``verify`` reads the new file back, and raises what keeps it from being taken.
+    ``verify`` reads the new file back, and raises if it is not as planned.
 
     Raises:
         OutputFailed: The system refused, or what is there is not what was written. The file is what it was before.
@@ -97,7 +98,7 @@ def edit_in_place(path: str, fd: int, edit: FileEdit, verify: Callable[[], None]
 
 
 def _begin_journal(path: str, fd: int, edit: FileEdit) -> int:
-    """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept here."""
+    """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept."""
     with closing(FileSource(path, held=Descriptor(os.dup(fd)))) as source:
         encoded, inode = _journal_of(source, edit).encoded(), source.place[1]
     if os.lstat(path).st_ino != inode:
@@ -156,7 +157,7 @@ def _no_journal(path: str) -> FileUnavailable:
 
 
 def _refused_journal(path: str, found: Found) -> CkptoolError:
-    """Return why nothing is done by what has the name of a file's journal."""
+    """Return the error for a journal that cannot be used."""
     there, hint = journal_path(path), "The file was not changed now. Get it again, then remove the journal."
     if found.state == "damaged":
         what = f"the journal of an edit in place is damaged: {found.why}"
@@ -176,7 +177,7 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
 
     Raises:
         MigrationRefused: It has other names, is a link, read-only, or another process holds it.
-        MigrationRefused, UnfinishedEdit: Something has the name of its journal; not where ``recovering``.
+        MigrationRefused, UnfinishedEdit: A file has the name of its journal; not if ``recovering``.
         OutputFailed: The system does not open it.
     """
     _refuse_kind(path)
@@ -221,12 +222,12 @@ def open_for_editing(path: str, *, recovering: bool = False) -> Iterator[int]:
 
 
 def reader_of(fd: int) -> BinaryIO:
-    """Return an open file as an object for readers, which the journal beside it does not keep from reading."""
+    """Return a file object of an open file that can be read in spite of the journal beside it."""
     return os.fdopen(os.dup(fd), "rb")
 
 
 def _refuse_kind(path: str) -> None:
-    """Raise what is wrong with a path that is none of a regular file."""
+    """Raise the error for a path that is not that of a regular file."""
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError) as error:
@@ -269,7 +270,7 @@ def _apply(fd: int, edit: FileEdit) -> None:
 
 
 def _roll_back(fd: int, journal: Journal) -> int:
-    """Write back what was there, and return its size. In between nobody can read it: it may be a mixture."""
+    """Write the old bytes back, and return how many. In between nobody can read the file, which may be a mixture."""
     guard = journal.guard
     for one in (guard, journal.new_guard):
         if has(fd, one):  # where it is not, nobody can read it now
@@ -285,7 +286,7 @@ def _roll_back(fd: int, journal: Journal) -> int:
 
 
 def _roll_back_after(error: BaseException, path: str, fd: int) -> None:
-    """Make the file what it was; raise UnfinishedEdit where that fails as well."""
+    """Restore the file; raise UnfinishedEdit if that fails as well."""
     journal = look(path, fd).journal  # it may be as large as the index, so it is not kept
     try:
         if journal is None or journal.inode != os.fstat(fd).st_ino:
@@ -301,7 +302,7 @@ def write_journal(path: str, encoded: bytes) -> None:
     there = journal_path(path)
     new = there + _NEW
     remove_incomplete(path)
-    fd = system.open_new(new, 0o600)  # nobody else may read it: it holds bytes of another
+    fd = system.open_new(new, 0o600)  # nobody else may read it: it holds bytes of another file
     try:
         system.write_at(fd, encoded, 0)
         system.sync(fd)
@@ -319,14 +320,14 @@ def write_journal(path: str, encoded: bytes) -> None:
 
 
 def remove_journal(path: str) -> None:
-    """Remove the journal of a file that is whole: from now on it may be read."""
+    """Remove the journal of a file that is complete, which may be read from now on."""
     os.unlink(journal_path(path))
     with suppress(OSError):  # it is gone; should it come back with the power, it is undone, which is as good
         system.sync_folder(os.path.dirname(path))
 
 
 def remove_incomplete(path: str) -> bool:
-    """Remove a journal that was never complete, and say whether there was one: the file was not changed."""
+    """Remove a journal that was never complete, and return whether there was one. The file was not changed."""
     new = journal_path(path) + _NEW
     if not os.path.lexists(new):
         return False

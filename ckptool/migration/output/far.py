@@ -1,8 +1,8 @@
 """
 Objects in buckets of stores as outputs: they get their name when they are complete and have been read back.
 
-How an object is written is ``sources.remote.upload``'s; here is when. A folder is a prefix: its files are written under
-a temporary one, and get their names many at once; the last of them makes the others a checkpoint.
+``sources.remote.upload`` writes objects; this module decides when. A folder is a prefix: its files are written under a
+temporary one, and get their names many at a time; the last of them makes the others a checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FarObject(Closing):
         self._upload: Upload | None = None
 
     def reserve(self, nbytes: int) -> None:
-        """Say how large it will be."""
+        """Set the expected size; refuse one that the store cannot copy at once."""
         self._expected = nbytes
         if not self._stored.copies(nbytes):
             what = f"a file of {nbytes:,} bytes, and the store copies no more than 5 GiB at once"
@@ -59,16 +59,16 @@ class FarObject(Closing):
         """Bytes are handed on as they come."""
 
     def leave(self, nbytes: int) -> int:
-        """Return where the next bytes are."""
+        """Return the offset of the next bytes, and count them as appended."""
         start, self.position = self.position, self.position + nbytes
         return start
 
     def fill(self, position: int, view: memoryview) -> None:  # noqa: ARG002 - in order alone
-        """Append bytes that were left out."""
+        """Append the bytes for which ``leave`` was called; they come in order."""
         self._begun().write(view)
 
     def filled(self, nbytes: int) -> None:  # noqa: ARG002 - all of them were
-        """Say how far it is."""
+        """Report the progress."""
         if self._progress is not None:
             self._progress(self.position, self._expected)
 
@@ -82,17 +82,17 @@ class FarObject(Closing):
         return self._stored.address_of(self._key)
 
     def sync(self) -> None:
-        """Let the object appear under the name that it is written under."""
+        """Complete the object under the name that it is written under."""
         if not self._begun().is_there:
             self._begun().end()
 
     def publish(self) -> None:
-        """It has its name."""
+        """Complete the object, and keep it."""
         self.sync()
         self._upload = None
 
     def close(self) -> None:
-        """Leave nothing of it, unless it was published."""
+        """Remove what was written, unless it was published."""
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.give_up()
@@ -118,13 +118,13 @@ class FarOutput(FarObject):
         return self
 
     def reserve(self, nbytes: int) -> None:
-        """Say how large it will be: whether the store can copy it then."""
+        """Set the expected size; if the store cannot copy that, the final name is written under at once."""
         self._expected = nbytes
         if not self._stored.copies(nbytes):
             self._key = self._own
 
     def sync(self) -> None:
-        """Let the object appear where it can be read back."""
+        """Complete the object, so that it can be read back."""
         if self._key == self._own and not self._begun().is_there:
             self._refuse_what_is_there()
         super().sync()
@@ -145,7 +145,7 @@ class FarOutput(FarObject):
 
 
 def written_at(place: Place, progress: Progress | None) -> FarObject:
-    """Return an object of a folder that another process writes."""
+    """Return an output for an object of another process's folder."""
     stored = Stored(as_remote(place.path))
     return FarObject(stored, place.shown, stored.key, progress)
 
@@ -167,7 +167,7 @@ class FarFolder(Closing):
         self._refuse_what_is_there()
 
     def reserve(self, nbytes: int) -> None:
-        """Say how large all files will be together."""
+        """Set the size of all files together."""
         self._expected = nbytes
 
     def file(self, name: str) -> FarObject:
@@ -182,7 +182,7 @@ class FarFolder(Closing):
         return made
 
     def elsewhere(self, name: str, nbytes: int) -> Place:
-        """Return where another process writes a file of so many bytes; they count as written from now on."""
+        """Return where another process writes a file of ``nbytes`` bytes; they count as written from now on."""
         made = self._files[name] = FarObject(self._stored, self.path + name, self._temporary + name, None)
         made.position = nbytes
         return Place(self.reading_path(name), self.path + name)
@@ -192,7 +192,7 @@ class FarFolder(Closing):
         return self._stored.address_of(self._temporary + name)
 
     def publish(self) -> None:
-        """Give the files their names, the last one last; where one is taken meanwhile, none keeps its name."""
+        """Give the files their names, the last one last; if one is taken meanwhile, remove the names already given."""
         self._refuse_what_is_there()
         *others, last = self._files
         done: list[str] = []
@@ -220,7 +220,7 @@ class FarFolder(Closing):
         done.append(name)
 
     def close(self) -> None:
-        """Delete what has a temporary name."""
+        """Delete the objects that have a temporary name."""
         names, self._files = list(self._files), {}
         self._delete(self._temporary + name for name in names)
 

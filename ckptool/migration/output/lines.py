@@ -1,7 +1,7 @@
 """
-A file of lines, appended to as results come: what a killed process had begun to write, the next one takes back.
+A file of lines, appended to as results come; a line that a killed process left incomplete is removed by the next one.
 
-Rows as a Parquet file, whole or not at all, through ``pyarrow``, which is imported when it is needed.
+Also rows as a Parquet file, complete or not at all, through ``pyarrow``, which is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lines(Closing):
     """
     A file of lines, each of which begins with ``head``; used in a ``with`` block.
 
-    Nothing is changed in a file of anything else.
+    A file with other content is not changed.
 
     Raises:
         OutputFailed: It holds something else, another process writes it, or the system refuses.
@@ -54,7 +54,7 @@ class Lines(Closing):
             raise self._foreign(1)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines that are complete, without their ends; then take back what was cut off in the middle."""
+        """Yield the complete lines, without their ends; then remove an incomplete last line."""
         position, number, rest = 0, 0, b""
         while data := system.read_at(self._fd, _AT_ONCE, position):
             position += len(data)
@@ -74,7 +74,7 @@ class Lines(Closing):
         return OutputFailed(fact, kind="foreign-lines", path=self._path, hint="Choose another file.")
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """Hand lines to the system, in one piece."""
+        """Append lines to the file, in one piece."""
         view = memoryview(b"".join(b"%b\n" % line for line in lines))
         try:
             while view:
@@ -90,12 +90,12 @@ class Lines(Closing):
 _COMMAND: Final = 'pip install "ckptool[parquet]"'
 _MAGIC: Final = b"PAR1"
 _ROWS: Final = 10_000
-"""Of a group: so many are in memory at once."""
+"""Rows in a group: so many are in memory at once."""
 _LARGEST: Final = (1 << 63) - 1
 
 
 def need_parquet() -> Any:
-    """Return what writes Parquet."""
+    """Return ``pyarrow``, with ``pyarrow.parquet`` imported."""
     try:
         import pyarrow as pa
         import pyarrow.parquet
@@ -108,12 +108,12 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
     """
     Write rows to a file, in the place of an older one, and return how many there were.
 
-    ``schema`` is the JSON Schema of a row; its field ``schema``, which names that, is no column.
+    ``schema`` is the JSON Schema of a row; its field ``schema`` is not a column.
     Text that is no Unicode has ``\\udc80`` and the like for its bytes; numbers beyond 64 bits are the largest of these.
 
     Raises:
         MissingPackage: pyarrow is not installed.
-        OutputFailed: Something else than Parquet has this name, or the system refuses.
+        OutputFailed: A file with this name is not Parquet, or the system refuses.
     """
     arrow = need_parquet()
     refuse_others(path, (_MAGIC,), "Parquet")
@@ -134,10 +134,10 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
 
 
 def refuse_others(path: str, begins: tuple[bytes, ...], what: str) -> None:
-    """Refuse to replace what does not begin as the output will."""
+    """Raise OutputFailed if the file exists and does not begin with one of ``begins``."""
     try:
         fd = system.open_reading(path)
-    except (OSError, ValueError):  # whoever writes says what is wrong with it
+    except (OSError, ValueError):  # writing reports what is wrong with it
         return
     try:
         begin = os.read(fd, max(map(len, begins)))
@@ -157,7 +157,7 @@ def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
 
 
 def _type(schema: Mapping[str, Any], defs: Mapping[str, Any], arrow: Any) -> Any:
-    """Return the type of Arrow for values of a schema, which all may be null."""
+    """Return the Arrow type for values of a JSON Schema; every value may be null."""
     schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
     schema = defs[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     kind = schema.get("type", "string")

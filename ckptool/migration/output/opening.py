@@ -36,7 +36,7 @@ SinkFile: TypeAlias = "Output | FarObject"
 SinkFolder: TypeAlias = "OutputFolder | FarFolder"
 """A folder that is being written: its files here, or by other processes."""
 Sink: TypeAlias = "Output | FarOutput | OutputFolder | FarFolder"
-"""What is written to: a single file is a folder of one."""
+"""An output: a single file, or a folder."""
 _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
@@ -44,10 +44,10 @@ def open_sink(
     target: str, *, is_folder: bool, force: bool, progress: Callable[[int, int], None] | None, mode: int
 ) -> Sink:
     """
-    Return what a file or a folder is written to.
+    Return the output for a file or a folder.
 
     Raises:
-        OutputExists: Something is there, and is not to be replaced; no folder far away is, whatever is asked for.
+        OutputExists: Something is there, and is not to be replaced; remote folders are never replaced.
         OutputFailed: It cannot be written to.
     """
     if not is_far(target):
@@ -63,7 +63,7 @@ def open_sink(
 
 
 def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
-    """Return what a file is written to that belongs to a folder of another process. Others may write the same file."""
+    """Return the output for a file of another process's folder. Others may write the same file."""
     if not is_far(place.path):
         return Output(place.path, force=True, progress=progress, shown=place.shown, mode=mode)
     from ckptool.migration.output.far import written_at
@@ -72,7 +72,7 @@ def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, 
 
 
 def mode_of(source: Source) -> int:
-    """Return the mode of files made of a source: nobody may do with them what he may not do with each of its files."""
+    """Return the mode of files made from a source, which allows nobody more than each of its files does."""
     mode = 0o666
     for path, _ in source.versions():
         with suppress(OSError, ValueError):  # far away
@@ -102,7 +102,7 @@ class OutputFolder(Closing):
         self._make()
 
     def reserve(self, nbytes: int) -> None:
-        """Make sure that ``nbytes`` will fit."""
+        """Raise OutputFailed unless ``nbytes`` bytes will fit."""
         self._expected = nbytes
         refuse_full(self._fd, nbytes, self.path)
 
@@ -123,14 +123,14 @@ class OutputFolder(Closing):
         )
 
     def elsewhere(self, name: str, nbytes: int) -> parts.Place:
-        """Return where another process writes a file of so many bytes; they count as written from now on."""
+        """Return where another process writes a file of ``nbytes`` bytes; they count as written from now on."""
         self._names.add(name)
         self._written += nbytes
         return parts.Place(self.reading_path(name), os.path.join(self.path, name))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say which files of the folder that was replaced are gone."""
+        """A note on the files of the replaced folder that are gone."""
         gone = [name for name in self.replaced if name not in self._names]
         text = f"the folder that was replaced had {counted(len(gone), 'other file')}, now removed: {some(gone)}"
         return (text,) if gone else ()
@@ -145,7 +145,7 @@ class OutputFolder(Closing):
         if os.path.isdir(self.path):
             take_after(self._fd, self.path)
         try:
-            parts.remove_others(self._temporary, self._names)  # what processes left that were killed as they wrote
+            parts.remove_others(self._temporary, self._names)  # left by processes that were killed as they wrote
             sync_folder(self._temporary)
             aside = self._take_name(self._temporary)
         except OSError as error:
@@ -171,7 +171,7 @@ class OutputFolder(Closing):
             self.close()
 
     def _refuse_what_is_there(self) -> list[str]:
-        """Return the names of the files in a folder that may be replaced; none if there is no folder."""
+        """Return the names of the files in a folder that may be replaced; empty if there is no folder."""
         mode = mode_there(self.path, self.path)
         if mode is None:
             return []
@@ -205,7 +205,7 @@ class OutputFolder(Closing):
             raise failed(error, self.path) from error
 
     def _take_name(self, temporary: str) -> list[str]:
-        """Give the folder its name, and return where what had it was moved: others may take the name meanwhile."""
+        """Give the folder its name, and return where its predecessors were moved: others may take it meanwhile."""
         aside: list[str] = []
         try:
             while not self._is_renamed(temporary):

@@ -1,7 +1,7 @@
 """
-Files and folders that are being written and have a temporary name, and those that killed processes left.
+Files and folders that are being written under a temporary name, and those that killed processes left.
 
-The writer holds a lock on its part: a process of another host or container has a number that means nothing here.
+The writer locks its part: the id of a process on another host or in another container means nothing here.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import ckptool.system as system
 _MARK = ".ckptool-"
 _END = ".part"
 OLD_END = ".old"
-"""Of what was moved aside for a new one: folders, and files that the system cannot replace while they are open."""
+"""Suffix of what was moved aside for a new version: folders, and files that the system cannot replace while open."""
 _NAME_CHARACTERS = 48
-"""How much of the output's name the temporary one repeats: it must not become too long where that is not."""
+"""Characters of the output's name in the temporary one, which must not become too long if the name is not."""
 _MOST_TRIES = 10
 _PID = re.compile(r"[0-9]{1,9}")
 _ABANDONED_SECONDS = 86_400
-"""After so long without a write, a part is nobody's, on file systems that have no locks."""
+"""On file systems without locks, a part that was not written to for so long is abandoned."""
 
 
 class Place(NamedTuple):
-    """Where a file of a folder is written until that has its name: plain data, for any process."""
+    """The temporary place of a file of a folder: plain data, for any process."""
 
     path: str
-    """Or an address, with how it is reached."""
+    """A path, or an address with how it is reached."""
     shown: str
-    """What to call it."""
+    """The path to show in errors."""
 
 
 def new_name(path: str, end: str = _END) -> str:
@@ -45,9 +45,9 @@ def new_name(path: str, end: str = _END) -> str:
 
 def remove_orphans(folder: str, name: str) -> None:
     """
-    Remove what killed processes left of this output: parts whose process is gone, and that nobody holds.
+    Remove what killed processes left of this output: parts whose process has ended and that nobody holds a lock on.
 
-    What was moved aside gets its name back, where nothing has it.
+    What was moved aside gets its name back, if that is free.
     """
     head = _head(name)
     try:
@@ -63,9 +63,9 @@ def remove_orphans(folder: str, name: str) -> None:
 
 def remove_folder(path: str) -> None:
     """
-    Remove a folder and the files in it; folders in it are none of ours, and stay.
+    Remove a folder and the files in it; folders in it are not ours, and stay.
 
-    Tried again where files have come meanwhile: a process elsewhere may not have heard yet that it is over.
+    It tries again if files have appeared meanwhile: another process may not know yet that the work is over.
     """
     for _ in range(_MOST_TRIES):
         with os.scandir(path) as entries:
@@ -77,7 +77,7 @@ def remove_folder(path: str) -> None:
 
 
 def remove_others(folder: str, names: Collection[str]) -> None:
-    """Remove the files in a folder that have other names."""
+    """Remove the files of a folder that are not in ``names``."""
     with os.scandir(folder) as entries:
         others = [one.path for one in entries if one.name not in names]
     for one in others:
@@ -103,7 +103,7 @@ def _remove_unheld(path: str, output: str) -> None:
 
 
 def _remove_or_restore(path: str, output: str, remove: Callable[[str], None]) -> None:
-    """Remove what is left; what was moved aside gets its name back where nothing has it, or stays if it is unknown."""
+    """Remove a part; what was moved aside gets its name back if that is free, or stays if it is not known."""
     if not path.endswith(OLD_END):
         remove(path)
     elif len(os.path.basename(output)) <= _NAME_CHARACTERS:
