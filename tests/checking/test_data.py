@@ -680,6 +680,9 @@ RUN_BY_SOME = {
     "a number that is long in safetensors": lambda: pickle_in_safetensors(b"\x8b" + pack("<i", 2000) + bytes(2000)),
     "a number of many digits in safetensors": lambda: pickle_in_safetensors(b"L" + b"1" * 2000 + b"L\n"),
     "marks in safetensors": lambda: pickle_in_safetensors(b"(" * 1_000_000),
+    "native code of a model without a name": lambda: torch_zip(
+        {"a": 1}, members={"archive/data/aotinductor//x.wrapper.so": b"\x7fELF"}
+    ),
     "native code in a zip of torch": lambda: torch_zip(
         {"a": 1}, members={"archive/data/aotinductor/model/x.wrapper.so": b"\x7fELF"}
     ),

@@ -47,7 +47,7 @@ _EXPORTED: Final = ("/archive_format", "/serialized_exported_program.json")
 EXPORTED: Final = "an exported program"
 _GRAPHS: Final = "/models/"
 """The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
-_COMPILED: Final = re.compile(r".*?/(data/aotinductor/[^/]+)", re.IGNORECASE).match
+_COMPILED: Final = re.compile(r".*?(data/aotinductor/[^/]*)", re.IGNORECASE).match
 """The folders that ``torch.export.load`` makes runners of; it takes a file in their place for one of them."""
 
 _LONGEST: Final = 120
@@ -130,7 +130,7 @@ def _sources(names: Iterable[str], record: str) -> Iterator[Act]:
 
 def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
     """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
-    found = {match[1]: name for name in names if (match := _COMPILED(f"/{name}"))}
+    found = {match[1]: name for name in names if (match := _COMPILED(name))}
     for folder, name in found.items():
         yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place(record, name), 0)
 
@@ -286,15 +286,16 @@ _NODES: Final = (
 _SYMBOL: Final = re.compile(r"[a-z]{1,8}\d+|L|true|false|oo|zoo|nan|inf|int_oo").fullmatch
 _FUNCTIONS: Final = words(
     "Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs Piecewise ExprCondPair ITE Eq Ne Lt Le Gt Ge"
-    " Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan And Or Not Xor sign floor ceiling exp"
-    " log sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh FloorDiv ModularIndexing Where PythonMod"
-    " CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv TruncToFloat"
-    " IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt RoundDecimal ToFloat Identity max min abs round int float"
-    " bool"
+    " Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan And Or Not Xor sign floor ceiling"
+    " FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural"
+    " FloatPow FloatTrueDiv IntTrueDiv TruncToFloat IsNonOverlappingAndDenseIndicator TruncToInt RoundToInt"
+    " RoundDecimal ToFloat Identity max min abs round int float bool"
 )
-_POWERS: Final = words("Pow PowByNatural FloatPow LShift exp sinh cosh sqrt")
+"""No roots and angles of sympy's own, which it can take very long to compare: torch has names for these."""
+_POWERS: Final = words("Pow PowByNatural FloatPow LShift RShift")
 _PRODUCTS: Final = words("Mul Mult Div Mod PythonMod FloorDiv CleanDiv CeilDiv ModularIndexing IntTrueDiv FloatTrueDiv")
-_NUMBERS: Final = words("Integer Rational Float")
+_NUMBERS: Final = words("Integer Float")
+_ALL_COMPARED: Final = words("Max Min max min")
 _LARGEST: Final = 1 << 128
 _LARGEST_POWER: Final = 64
 """Also the bits that a number has at most which is no integer."""
@@ -317,9 +318,7 @@ def of_graph(data: bytes, record: str) -> Iterator[Act]:
         return  # other JSON: settings, most likely
     try:
         root = json.loads(data)
-    except ValueError:
-        return  # nor can torch read it
-    except RecursionError:
+    except (ValueError, RecursionError):  # another Python may read it
         yield of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0)
         return
     is_graph = type(root) is dict and "graph_module" in root
@@ -402,11 +401,15 @@ def _terms(tree: ast.AST) -> float:
         parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr) and one is not func]
         counts = [found[id(one)] for one in parts]
         if name in _POWERS and parts:
-            exponent = 2 if name == "sqrt" else _size(parts[-1])
+            exponent = _size(parts[-1])
             is_small = exponent <= _LARGEST_POWER and counts[0] <= _MOST_TERMS
             counts = [(1 + counts[0]) ** exponent if is_small else inf]
         elif name in _PRODUCTS:
             counts = [prod(counts)]
+        elif name in _ALL_COMPARED:
+            counts.append(len(parts) ** 2)
+        elif name in ("round", "RoundDecimal"):
+            counts += [inf for digits in parts[1:] if _size(digits) > _LARGEST_POWER]
         elif name == "Float" or (isinstance(node, ast.Constant) and isinstance(node.value, int | float)):
             counts = [1.0 if _size(node) < _LARGEST else inf]
         found[id(node)] = max(1.0, sum(counts))
@@ -433,8 +436,10 @@ def _is_of_formula(node: ast.AST, parent: ast.AST) -> bool:
         if not isinstance(node.value, str):
             return type(node.value) in (int, float, bool, type(None))
         func = parent.func if isinstance(parent, ast.Call) else None
-        is_placed = isinstance(func, ast.Name) and func.id in ("Symbol", "Dummy", "Float")
-        return (is_placed or isinstance(parent, ast.Compare | ast.Subscript)) and _PLAIN(node.value) is not None
+        called = func.id if isinstance(func, ast.Name) else ""
+        if called in ("Symbol", "Dummy"):
+            return node.value.isidentifier()
+        return (called == "Float" or isinstance(parent, ast.Compare | ast.Subscript)) and _PLAIN(node.value) is not None
     if isinstance(node, ast.Name):
         if is_called:
             return node.id in _FUNCTIONS or node.id.startswith(_OF_TORCH)
@@ -447,5 +452,5 @@ def _is_of_formula(node: ast.AST, parent: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name | ast.Attribute)
     if isinstance(node, ast.keyword):
-        return node.arg is not None and isinstance(node.value, ast.Constant)
+        return node.arg is not None and _size(node.value) <= _LARGEST_POWER
     return isinstance(node, _NODES)
