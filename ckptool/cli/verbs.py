@@ -13,7 +13,7 @@ import click
 
 import ckptool.system as system
 from ckptool import __version__
-from ckptool.messages import show
+from ckptool.messages import as_path, show
 from ckptool.sources.paths import is_likely, near_to
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def _hint(word: str) -> str:
     from difflib import get_close_matches  # most words are verbs, or files
 
     if (file := near_to(word)) is not None:
-        return f"Did you mean the file {file!r}?"
+        return f"Did you mean the file {as_path(file)}?"
     near = get_close_matches(word, [*VERBS, *WORDS], n=1)
     return f"Did you mean '{WORDS.get(near[0], near[0])}'?" if near else f"The verbs are {', '.join(VERBS)}."
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, MigrationRefused, SourceChanged, about
 from ckptool.formats.json_beside import QUANTIZED, json_object
-from ckptool.messages import some
+from ckptool.messages import as_path, some
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import OutFile, Part, file_of_bytes
 from ckptool.sources.folder import FolderSource
@@ -51,10 +51,10 @@ def config_files(changes: Changes) -> list[OutFile]:
         found = {name: folder.nbytes_of(name) or 0 for name in _among(folder)}
         if not found:
             hint = "Name the folder that has the config.json of the model."
-            raise MigrationRefused(f"{place!r} has no settings of a model", kind="no-settings", hint=hint)
+            raise MigrationRefused(f"{as_path(place)} has no settings of a model", kind="no-settings", hint=hint)
         for name, nbytes in found.items():
             if nbytes > _MOST_NBYTES:
-                fact = f"{os.path.join(place, name)!r} has {nbytes:,} bytes, and no settings have so many"
+                fact = f"{as_path(os.path.join(place, name))} has {nbytes:,} bytes, and no settings have so many"
                 raise MigrationRefused(fact, kind="no-settings", hint="Copy by hand what you need of it.")
         changed = _edited(folder, changes) if _CONFIG in found else None
         if changes.dequantize:
@@ -89,7 +89,7 @@ def _copied(place: str, name: str, nbytes: int, _: Sequence[int]) -> Iterator[Pa
     with closing(FolderSource(place)) as folder:
         data = folder.content(name, _MOST_NBYTES)
     if len(data) != nbytes:
-        raise SourceChanged(f"{os.path.join(place, name)!r} has {len(data):,} bytes, and had {nbytes:,}")
+        raise SourceChanged(f"{as_path(os.path.join(place, name))} has {len(data):,} bytes, and had {nbytes:,}")
     yield data
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
+from ckptool.messages import as_path
 from ckptool.migration.changes import TargetForm
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import TORCH_SUFFIXES, below, is_far, is_same_file, local_name, shown_path
@@ -67,14 +68,16 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     suffix = os.path.splitext(bare)[1].lower()
     if suffix in _OTHERS or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
         raise MigrationRefused(
-            f"{os.path.basename(bare)!r} is the name of a file, and a folder is to be written",
+            f"{as_path(os.path.basename(bare))} is the name of a file, and a folder is to be written",
             kind="another-suffix",
-            hint=f"Name it {os.path.splitext(os.path.basename(bare))[0]!r}.",
+            hint=f"Name it {as_path(os.path.splitext(os.path.basename(bare))[0])}.",
         )
     files = [one for file in _files(checkpoint) for one in (file, file if is_far(file) else os.path.realpath(file))]
     if any(_is_same(path, os.path.dirname(file) or os.curdir) for file in files):
         raise MigrationRefused(
-            f"{dst!r} is the folder that the source is in", kind="part-of-source", hint="Write to another folder."
+            f"{as_path(dst)} is the folder that the source is in",
+            kind="part-of-source",
+            hint="Write to another folder.",
         )
     return path
 
@@ -117,8 +120,8 @@ def archive_root(target: str) -> str:
 def _refuse_option(dst: str) -> None:
     """Raise MigrationRefused for a bare word that is an option's value, such as ``cpu``, and for a member's name."""
     if "::" in os.path.basename(dst):
-        hint = f"Name a file: {dst.partition('::')[0]!r}, say."
-        raise MigrationRefused(f"{dst!r} is the name of a member of a file", kind="member-as-name", hint=hint)
+        hint = f"Name a file: {as_path(dst.partition('::')[0])}, say."
+        raise MigrationRefused(f"{as_path(dst)} is the name of a member of a file", kind="member-as-name", hint=hint)
     device = device_meant(dst)
     options = {"to": device, "form": dst if dst in ("state_dict", "safetensors", "dcp") else None}
     options["dtype"] = dst if dtypes.spelled(dst) in dtypes.BY_NAME else None
@@ -126,10 +129,10 @@ def _refuse_option(dst: str) -> None:
     for option, value in options.items():
         if value is not None:
             raise MigrationRefused(
-                f"{dst!r} as the name of what is to be written",
+                f"{as_path(dst)} as the name of what is to be written",
                 kind="option-as-name",
                 hint=f"Say `{option}={value!r}`, and leave the name out or give another; "
-                f"a file of this name is {os.path.join('.', dst)!r}.",
+                f"a file of this name is {as_path(os.path.join('.', dst))}.",
             )
 
 
@@ -171,9 +174,9 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
     if other is not None:
         written, right = ("safetensors", ".safetensors") if is_plain else ("torch.save's", ".pth")
         raise MigrationRefused(
-            f"{stem + suffix!r} would be read as {other}, and its format is {written}",
+            f"{as_path(stem + suffix)} would be read as {other}, and its format is {written}",
             kind="another-suffix",
-            hint=f"Name it {stem + right!r}{instead}.",
+            hint=f"Name it {as_path(stem + right)}{instead}.",
         )
 
 
@@ -182,7 +185,7 @@ def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
     is_more = checkpoint.shards or checkpoint.member or isinstance(checkpoint.source, FolderSource)
     if is_more and any(_is_same(dst, path) for path in _files(checkpoint)):
         raise MigrationRefused(
-            f"{dst!r} is a file of the source that holds more than what is taken from it",
+            f"{as_path(dst)} is a file of the source that holds more than what is taken from it",
             kind="part-of-source",
             hint="Write to another file.",
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.errors import MigrationRefused, OutputFailed, first_line
-from ckptool.messages import counted, some
+from ckptool.messages import as_path, counted, some
 from ckptool.names.matching import ANY_SHAPE, Shape
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -167,9 +167,11 @@ def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
             reason = f"{type(error).__name__}: {error}"
             lacking = re.findall(r"'(\w+)'", str(error)) if _LACKING.search(str(error)) else []
             hint = f"Give {', '.join(lacking)} with `model_arguments=`." if lacking else _HINT
-            raise MigrationRefused(f"{spec!r} cannot be built: {reason}", kind="model-not-built", hint=hint) from error
+            raise MigrationRefused(
+                f"{as_path(spec)} cannot be built: {reason}", kind="model-not-built", hint=hint
+            ) from error
         if not isinstance(model, torch.nn.Module):
-            what = f"{spec!r} makes a {type(model).__name__} and no torch.nn.Module"
+            what = f"{as_path(spec)} makes a {type(model).__name__} and no torch.nn.Module"
             raise MigrationRefused(what, kind="model-not-built", hint=_HINT)
         yield model
 
@@ -239,7 +241,7 @@ def _place(spec: str) -> _Place:
         return _Place(os.getcwd(), where, name)
     path = os.path.abspath(os.path.expanduser(where))
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no file {where!r}")
+        raise FileNotFoundError(f"there is no file {as_path(where)}")
     folder, last = os.path.split(path.removesuffix(".py"))
     parts = [] if last == "__init__" else [last]
     while os.path.isfile(os.path.join(folder, "__init__.py")):

@@ -39,6 +39,21 @@ def test_a_suffix_of_something_else_is_refused(suffix: str, source: Path) -> Non
     assert "Name it 'out.pth', or .safetensors" in refused(source, "model.pth", f"out.{suffix}")
 
 
+@each(
+    ("arguments", "says"),
+    [
+        (["a\\b.onnx"], r"'a\b.onnx' would be read"),
+        (["a\\b::c"], r"'a\b::c' is the name of a member of a file"),
+        (["out", "--max-shard-size", "1MB", "--config-from", "a\\b"], r"'a\b' has no settings of a model"),
+        (["--model", "a\\b.py:Net"], r"'a\b.py:Net' cannot be built: FileNotFoundError: there is no file 'a\b.py'"),
+    ],
+)
+def test_a_path_is_printed_with_its_own_backslashes(arguments: list[str], says: str, source: Path) -> None:
+    Path("a\\b").mkdir(parents=True, exist_ok=True)
+
+    assert says in refused(source, "model.pth", *arguments)
+
+
 @each("suffix", ["pth", "pt", "bin", "ckpt", "pth.tar", "weights", ""])
 def test_names_of_checkpoints_and_of_nothing_are_taken(suffix: str, source: Path) -> None:
     report = ckptool.migrate("model.pth", f"out.{suffix}")

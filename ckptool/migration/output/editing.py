@@ -24,6 +24,7 @@ from typing import BinaryIO, Final, NamedTuple
 import ckptool.system as system
 from ckptool.arguments import checked
 from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, MigrationRefused, OutputFailed
+from ckptool.messages import as_path
 from ckptool.migration.output import failed
 from ckptool.sources.descriptors import Descriptor
 from ckptool.sources.files import FileSource
@@ -236,7 +237,7 @@ def _refuse_kind(path: str) -> None:
         raise unavailable(path, error if isinstance(error, OSError) else FileNotFoundError(errno.ENOENT, "")) from error
     if stat.S_ISLNK(mode):
         raise MigrationRefused(
-            f"it is a link to {os.path.realpath(path)!r}",
+            f"it is a link to {as_path(os.path.realpath(path))}",
             kind="link",
             path=path,
             hint="Name the file itself, if it is yours to change: caches name files by what is in them.",
