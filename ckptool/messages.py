@@ -48,6 +48,12 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def not_looked_into(folders: Sequence[str]) -> str:
+    """Say which folders were left out where others were searched for checkpoints."""
+    what = f"{counted(len(folders), 'folder')} of version control or of tools, or behind links that lead elsewhere"
+    return f"{what}: {some([show(one) for one in folders], 4)}"
+
+
 def show(text: str) -> str:
     """Return text that is safe to print on one line: what is not printable, or prints as nothing, is an escape."""
     return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)

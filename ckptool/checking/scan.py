@@ -33,7 +33,7 @@ from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.json_beside import quantization_of
 from ckptool.formats.listing import Listing, Target, means_other, refuse_others
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.messages import cut
+from ckptool.messages import cut, not_looked_into
 from ckptool.sources.paths import is_far, is_folder, shown_path
 from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
@@ -327,6 +327,7 @@ def scan(
     they are named. A file that cannot be opened has one with an ``error``. With ``check``, every pickle and container
     is looked at; with ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are
     read for their digest. One file is looked at after the other, by this process; the command line uses all cores.
+    Folders that are not looked into, as behind links that lead elsewhere, are named in a warning of the log at the end.
 
     Raises:
         NotACheckpoint: There are files, and none is a checkpoint.
@@ -347,6 +348,10 @@ def _rows(paths: list[str], asked: Asked, limits: Limits) -> Iterator[dict[str, 
             continue
         is_empty = False
         yield found
+    if listing.passed:
+        import logging  # there are few
+
+        logging.getLogger("ckptool").warning("left out: %s", not_looked_into(listing.passed))
     if passed and is_empty:
         refuse_others(passed, paths)
 

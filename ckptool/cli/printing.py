@@ -36,7 +36,7 @@ from ckptool.cli.text import (
 from ckptool.errors import CkptoolError
 from ckptool.formats import listing
 from ckptool.formats.listing import Target, targets
-from ckptool.messages import counted, counts, labelled, show, show_nbytes, some
+from ckptool.messages import counted, counts, labelled, not_looked_into, show, show_nbytes, some
 from ckptool.sections import Section, Table, padded
 
 if TYPE_CHECKING:
@@ -622,8 +622,7 @@ class Totals:
 def left_out(folders: Sequence[str]) -> Iterator[str]:
     """Yield a line about folders that were not looked into, if there are some."""
     if folders:
-        what = f"{counted(len(folders), 'folder')} of version control or of tools, or behind links that lead elsewhere"
-        yield labelled("left out", f"{what}: {some([show(one) for one in folders], _NAMED)}")
+        yield labelled("left out", not_looked_into(folders))
 
 
 _DEPTH: Final = 2

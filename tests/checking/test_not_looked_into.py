@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptool import check
+from ckptool import check, scan
 from tests import build
 from tests.build import (
     call,
@@ -55,6 +55,18 @@ def exit_code(path: Path, *options: str) -> int:
 
 def serialized(payload: bytes, **more: object) -> bytes:
     return json.dumps({"policy_class": {":type:": "abc", ":serialized:": b64encode(payload).decode()}, **more}).encode()
+
+
+def test_a_scan_from_python_says_which_folders_it_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    inside, outside = build.written(tmp_path / "in", {"model.safetensors": GOOD}), tmp_path / "out"
+    build.written(outside, {"other.safetensors": GOOD})
+    (inside / "linked").symlink_to(outside, target_is_directory=True)
+
+    assert len(list(scan(inside))) == 1
+    assert (
+        f"left out: 1 folder of version control or of tools, or behind links that lead elsewhere: {inside / 'linked'}"
+        in (caplog.text)
+    )
 
 
 IN_TEXT = {
