@@ -89,7 +89,7 @@ _MODULES = {
     "ckptool.tensors.reading": ("LazyTensor",),
     "ckptool.tensors.tensor": ("StorageRef", "TensorInfo"),
 }
-"""Which module each public name is in. Errors that few callers catch by name are in ``ckptool.errors``, too."""
+"""The public names, by the module that defines them. ``ckptool.errors`` has more errors, which few callers catch."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_MODULE_OF)  # type checkers go by the imports above
@@ -106,7 +106,7 @@ _MEANT = {
     "ckptool.stat(path) says what the values are like": ("stats", "statistics", "describe_values"),
     "it is a verb of the command line alone": ("devices", "fixtures"),
 }
-"""What has what people look for, and the names that they try."""
+"""Answers to names that people try and that are not there: the text of the error, and the names it is for."""
 
 
 def _numpy(tensor: LazyTensor, limits: Limits) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m ckptool`` and ``ckptool``: the command line, from the first moment on without a traceback."""
+"""``python -m ckptool`` and ``ckptool``: start the command line; an interrupt never prints a traceback."""
 
 import gc
 import os
@@ -6,8 +6,8 @@ import os
 
 def main() -> None:
     """Run the command line. An interrupt ends it with 130, as a shell expects, also while modules are imported."""
-    # What is imported, read and written holds no garbage, and grows large: to look for some after every 700 objects, as
-    # Python does, takes longer than the work. Every million is enough for files that hold themselves.
+    # Imports, reading and writing make many objects and almost no cyclic garbage: a collection after every 700 objects,
+    # Python's default, takes longer than the work. One per million is enough for files whose objects form cycles.
     gc.set_threshold(1_000_000)
     try:
         from ckptool.cli import main as run

@@ -1,4 +1,4 @@
-"""What callers of public functions pass: refused before anything is read, where it is not what the signature says."""
+"""Checks of the arguments of public functions against their annotations, before anything is read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, 
 
 _P = typing.ParamSpec("_P")
 _R = typing.TypeVar("_R")
-_PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}  # numbers of numpy are as good as Python's
+_PLAIN: Final = {int: SupportsIndex, float: SupportsFloat}  # numpy's numbers are accepted like Python's
 _MODULES: Final = re.compile(r"\b(typing|types|os|collections\.abc|torch\.optim|ckptool)(\.[a-z_]+)*\.(?=[A-Z])")
 _UNIONS: Final = (Union, UnionType)
 _MEANT: Final = {"device": "to", "map_location": "to", "to": "device", "overwrite": "force", "prefix": "strip_prefix"}
-"""What else people call arguments."""
+"""Wrong keywords that people use, and the argument that each means."""
 
 UTF_16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def as_utf8(text: bytes) -> bytes:
-    """Return what somebody wrote or redirected as UTF-8 without a byte order mark: PowerShell's ``>`` makes UTF-16."""
+    """Return text in UTF-8 or UTF-16 as UTF-8 without a byte order mark: PowerShell's ``>`` writes UTF-16."""
     if text.startswith(UTF_16_MARKS):
         return text.decode("utf-16", "replace").encode()
     return text.removeprefix(codecs.BOM_UTF8)
@@ -31,9 +31,9 @@ def as_utf8(text: bytes) -> bytes:
 
 def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
-    Compare what a function is given with its annotations before it begins; say what a misspelt keyword is near to.
+    Decorate a function so that each call checks its arguments by ``check_arguments``, and its keywords' spelling.
 
-    ``but`` are arguments that it looks at itself, ``options`` the names of its ``**options``.
+    ``but`` names arguments that the function checks itself, ``options`` are the names of its ``**options``.
     """
 
     def of(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -54,7 +54,7 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
 
 
 def _near(unknown: str, known: Collection[str]) -> str:
-    """Return what a misspelt keyword, or a word that others use for it, may mean."""
+    """Return ": did you mean …?" for an unknown keyword that resembles a known one, else an empty text."""
     from difflib import get_close_matches  # most names are right
 
     words = {word: meant for word, meant in _MEANT.items() if meant in known} | {name: name for name in known}
@@ -63,11 +63,13 @@ def _near(unknown: str, known: Collection[str]) -> str:
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:
     """
-    Compare arguments with the annotations of a function, or of a named tuple; what has no annotation is not looked at.
+    Compare arguments with the annotations of a function, or of a named tuple; skip those without an annotation.
+
+    ``within`` is put before the names in messages.
 
     Raises:
-        TypeError: One is of another type. The message says which, what it takes, and what was given.
-        ValueError: One is a text, and none of those that it takes; or an empty one, where several may be given.
+        TypeError: One has another type. The message says which, what it takes, and what was given.
+        ValueError: One is a text that is not among the allowed ones, or an empty text where a sequence is allowed.
     """
     hints = _hints(function)
     for name, value in given.items():
@@ -89,16 +91,16 @@ def check_arguments(function: Callable[..., object], given: Mapping[str, object]
 
 @cache
 def _hints(function: Callable[..., object]) -> dict[str, tuple[Any, ...]]:
-    """Return the types that each argument takes."""
+    """Return the types that each argument takes, by its name; a union as its members."""
     from typing import Optional, get_type_hints
 
-    newer = {"Unpack": Optional, "Self": Any}  # than Python 3.10, and of no argument
+    newer = {"Unpack": Optional, "Self": Any}  # names that ``typing`` of Python 3.10 lacks, and that no argument has
     hints = get_type_hints(function, localns=newer).items()
     return {name: get_args(hint) if get_origin(hint) in _UNIONS else (hint,) for name, hint in hints}
 
 
 def _spelled(kind: Any) -> str:
-    """Return a type as annotations write it."""
+    """Return a type as annotations write it, without the names of modules."""
     text = str(kind) if get_args(kind) else f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     return _MODULES.sub("", text).replace("NoneType", "None")
 

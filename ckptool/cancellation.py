@@ -1,8 +1,8 @@
 """
-Stopping a call from another thread, or after so many seconds.
+Stop a call from another thread, or after some seconds.
 
-Whoever works for long calls ``check`` at steps that are far shorter than a tenth of a second; ``each`` and ``steps`` do
-so for a loop over many items or bytes. Most calls have no cancellation, and ``None`` must cost them nothing.
+Long work calls ``check`` between steps that are far shorter than a tenth of a second; ``each`` and ``steps`` do so for
+a loop over many items or bytes. Most calls have no cancellation, and ``None`` must cost them nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckptool.errors import Cancelled
 T = TypeVar("T")
 
 STEP_NBYTES: Final = 4 << 20
-"""What is read or computed at most between two checks."""
+"""Bytes that are read or computed at most between two checks."""
 LOOK_SECONDS: Final = 0.02
 """How long to wait for a lock before checking again."""
 _ITEMS: Final = 64
@@ -85,15 +85,15 @@ def check_cancelled(cancellation: Cancellation | None) -> None:
 
 def in_time(call: Callable[[], T], cancellation: Cancellation | None) -> T:
     """
-    Return what a call returns that waits for somebody else, a server say, and takes no cancellation.
+    Return the result of a call that may wait, for a server for example, and takes no cancellation itself.
 
     Raises:
-        Cancelled: It was cancelled meanwhile; a thread is left behind, in which the call ends or not.
+        Cancelled: It was cancelled meanwhile. The call goes on in a daemon thread, and its result is dropped.
     """
     if cancellation is None:
         return call()
     cancellation.check()
-    from concurrent.futures import Future  # files here need none
+    from concurrent.futures import Future  # local files do not need it
     from concurrent.futures import TimeoutError as NotYet
 
     done: Future[T] = Future()
@@ -101,7 +101,7 @@ def in_time(call: Callable[[], T], cancellation: Cancellation | None) -> T:
     def work() -> None:
         try:
             done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             done.set_exception(error)
 
     threading.Thread(target=work, name="ckptool-wait", daemon=True).start()
@@ -109,13 +109,13 @@ def in_time(call: Callable[[], T], cancellation: Cancellation | None) -> T:
         try:
             return done.result(LOOK_SECONDS)
         except NotYet:
-            if done.done():  # it is the call's own, or has just come
+            if done.done():  # a TimeoutError of the call itself, or a result that has just come
                 return done.result()
             cancellation.check()
 
 
 def each(items: Iterable[T], cancellation: Cancellation | None) -> Iterable[T]:
-    """Return the items for a loop over many of them; it ends in Cancelled where it is cancelled."""
+    """Return the items for a loop over many of them, which raises Cancelled once it is cancelled."""
     return items if cancellation is None else _each(items, cancellation)
 
 
@@ -127,7 +127,7 @@ def _each(items: Iterable[T], cancellation: Cancellation) -> Iterator[T]:
 
 
 def steps(buffer: memoryview, cancellation: Cancellation | None) -> Iterator[memoryview]:
-    """Yield bytes in memory in pieces that are computed on in a moment, with a check before each."""
+    """Yield a buffer in pieces of at most ``STEP_NBYTES``, with a check before each."""
     for start in range(0, len(buffer), STEP_NBYTES):
         check_cancelled(cancellation)
         yield buffer[start : start + STEP_NBYTES]

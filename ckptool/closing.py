@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with`` block."""
+"""A base class for what is closed at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """Something that has ``close``, and is closed at the end of a ``with`` block, whatever happens in it."""
+    """A context manager that calls its ``close`` at the end of the ``with`` block, also after an error."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Close it; what is closed already stays so."""
+        """Close it; a second call does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -30,8 +30,8 @@ Every exception that ckptool raises.
     - OutOfMemory           the weights need more memory than there is
   + Cancelled               the caller did not want it any more, or not any longer
 
-A message is: the fact, in numbers, lower case, no full stop. The path goes in front of it and one imperative
-sentence, the hint, after it; both are attributes of their own. Inner code does not know the path:
+A message is the fact, in numbers, in lower case, without a full stop. The path is printed before it and the hint, one
+imperative sentence, after it; both are attributes of their own. Inner code does not know the path:
 ``open_checkpoint`` adds it.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
 
 OPTION: Final = r"`(\w+)=([^`]*)`"
-"""An option in a hint: a keyword of the library, and often its value."""
+"""An option in a hint: a keyword of the library, and its value, which may be empty."""
 _LONGEST: Final = 1 << 16
 """Characters of a message. Lists of names that do not fit a model may be long."""
 
@@ -58,7 +58,7 @@ class CkptoolError(Exception):
     Base of all errors of ckptool.
 
     ``kind`` is a stable slug for programs (``"truncated-zip"``), ``path`` the file, ``hint`` what to do about it
-    and ``command`` the command line that does it, for a POSIX shell, where there is one. A hint names options between
+    and ``command`` a command line for a POSIX shell that does it, or None. A hint names options between
     backticks, as keywords of the library: "Leave them out with `drop_unsupported=True`."
     ``offset`` (bytes), ``needed`` and ``actual`` hold the numbers of the message where it has any.
     """
@@ -91,7 +91,7 @@ class CkptoolError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.path}: {self.message}" if self.path else self.message
-        return text.encode(errors="backslashreplace").decode()  # names of files are bytes; logs and answers want UTF-8
+        return text.encode(errors="backslashreplace").decode()  # a path may have surrogates, which UTF-8 lacks
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, as the command line prints it."""
@@ -100,14 +100,14 @@ class CkptoolError(Exception):
 
     @property
     def option(self) -> str | None:
-        """The keyword that ``hint`` names first, ``drop_unsupported`` say; None if it names none."""
+        """The keyword that ``hint`` names first, for example ``drop_unsupported``; None if it names none."""
         found = re.search(OPTION, self.hint or "")
         return found[1] if found else None
 
 
 @contextmanager
 def about(path: str | None) -> Iterator[None]:
-    """Give errors of the block the path of the file that they are about, unless they have one or are about none."""
+    """Set ``path`` on errors of the block that have none; a ``MissingPackage`` is about no file and stays as it is."""
     try:
         yield
     except MissingPackage:
@@ -119,7 +119,7 @@ def about(path: str | None) -> Iterator[None]:
 
 @contextmanager
 def within(what: str, known: str = "") -> Iterator[None]:
-    """Begin messages of errors of the block with the part of a file that they are about, unless they have ``known``."""
+    """Put ``what``, a part of a file, before messages of errors of the block, unless these contain ``known``."""
     try:
         yield
     except CkptoolError as error:
@@ -129,7 +129,7 @@ def within(what: str, known: str = "") -> Iterator[None]:
 
 
 def let_go(error: BaseException) -> None:
-    """Drop what the calls that ended in an error had in memory: a tree that was half read, what was unpacked."""
+    """Remove the tracebacks of an error and its causes, which keep the local variables of failed calls in memory."""
     todo: list[BaseException | None] = [error]
     while todo:
         one = todo.pop()
@@ -139,7 +139,7 @@ def let_go(error: BaseException) -> None:
 
 
 def as_ours(error: Exception) -> CkptoolError:
-    """Return any error as one of ours, for whoever must not raise it: that memory lacks, or what nobody foresaw."""
+    """Return any error as a CkptoolError, for callers that record it and go on; its tracebacks are removed."""
     let_go(error)
     if isinstance(error, CkptoolError):
         return error
@@ -149,11 +149,11 @@ def as_ours(error: Exception) -> CkptoolError:
 
 
 _ON_WINDOWS: Final = {32: "another program has it open", 123: "Windows has no such names", 206: "its path is too long"}
-"""What errors of Windows mean that have the number of another one elsewhere."""
+"""Texts for errors of Windows whose ``errno`` would give a misleading one."""
 
 
 def is_not_permitted(error: OSError) -> bool:
-    """Say whether the system lets us not open something, though nobody else has it open."""
+    """Return whether the system denies permission, rather than that another program has the file open."""
     return error.errno in (errno.EACCES, errno.EPERM) and getattr(error, "winerror", 0) not in _ON_WINDOWS
 
 
@@ -164,7 +164,7 @@ def reason_of(error: OSError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what somebody else's error says, or its class if it says nothing."""
+    """Return the first line of a foreign error's text that is not blank; the name of its class if there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -181,7 +181,7 @@ class FileUnavailable(Failure):
 
     @classmethod
     def of_set(cls, fact: str, hint: str, needed: int, actual: int) -> FileUnavailable:
-        """Return the error for files of a set that are not there."""
+        """Return the error for missing files of a set; ``needed`` and ``actual`` count files."""
         return cls(fact, kind="missing-shards", hint=hint, needed=needed, actual=actual)
 
 
@@ -210,7 +210,7 @@ class TruncatedFile(UnreadableFile):
 
     @classmethod
     def early(cls, what: str, kind: str, actual: int, needed: int | None = None, offset: int | None = None) -> Self:
-        """Return the error for something of a kind that ends too early; ``what`` says where, in numbers."""
+        """Return the error for a ``kind`` of data that ends too early; ``what`` says where, in numbers."""
         hint = "Download the file again."
         return cls(
             f"truncated: {what}", kind=f"truncated-{kind}", hint=hint, offset=offset, needed=needed, actual=actual

@@ -1,8 +1,8 @@
 """
-Pure functions of one checkpoint, for whatever maps a function over many: Ray, Dask, Spark, a pool of processes.
+Pure functions of one checkpoint, for engines that map a function over many: Ray, Dask, Spark, a pool of processes.
 
 Each takes plain arguments, can be pickled, and returns a dict that JSON can hold. None raises for what is wrong with
-a file: that is in the dict, as its ``error``. So a fleet of workers can share a list, and no file stops the others.
+a file: the dict has that as its ``error``. So a fleet of workers can share a list, and no file stops the others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def row(
     """
     Return what a checkpoint is, as ``ckptool scan`` prints it. Nothing in it runs.
 
-    ``path`` may be a folder or an address, too. With ``check``, every pickle and container in it is looked at; with
+    ``path`` may be a folder or an address, too. With ``check``, every pickle and container in it is inspected; with
     ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are read for their
     digest. Sizes are in bytes.
 

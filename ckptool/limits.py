@@ -1,15 +1,15 @@
-"""How much a file may make the reader do, in one object that callers can replace."""
+"""How much a file may cost its reader: fixed bounds, and ``Limits``, which callers can replace."""
 
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import LimitExceeded
 
-# What no caller changes: each is far above what writers make, and below what would cost more than the file is large.
+# Fixed bounds. Each is far above what writers make, and below what would cost more than the size of the file.
 IDENTIFIER: Final = 4096
-"""Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have some dozens."""
+"""Characters of the name of a class or a module, of a device tag, of a storage's key. Torch's own have a few dozen."""
 TENSOR_PARTS: Final = 1_000_000
-"""Parts and attributes of all tensors of a file: they may be shared, so that a short file names very many."""
+"""Parts and attributes of all tensors of a file: they may be shared, so a short file can refer to very many."""
 TENSOR_DEPTH: Final = 32
 """Tensors inside tensors: a parameter around a subclass around a quantised tensor is four."""
 FOLDER_NAMES: Final = 1_000_000
@@ -17,11 +17,11 @@ FOLDER_NAMES: Final = 1_000_000
 FOLDER_OBJECTS: Final = 100_000
 """Objects below a prefix of a store: each answer lists a thousand."""
 TAR_NAME_NBYTES: Final = 1 << 16
-"""An extended header of a tar, which is read into memory."""
+"""Bytes of an extended header of a tar, which is read into memory."""
 PADDING_NBYTES: Final = 1 << 26
-"""Zeros between the parts of a file, or behind its end: of more, nobody knows that they are."""
+"""Bytes of padding, between the parts of a file or after its end, that are read to see that they are zeros."""
 UNSIZED_NBYTES: Final = 16 << 30
-"""What is downloaded at most where the server does not say how much there is."""
+"""Bytes that are downloaded at most if the server does not say how large the file is."""
 
 
 class Limits(NamedTuple):
@@ -46,9 +46,9 @@ class Limits(NamedTuple):
     name_nbytes: int = 65_536
     """Length of one full dotted name."""
     depth: int = 50_000
-    """Containers, calls and states in each other. Python's own pickler, on a stack of 8 MiB, writes about as many."""
+    """Nesting of containers, calls and states. Python's own pickler, on a stack of 8 MiB, writes about as many."""
     header_nbytes: int = 100_000_000
-    """The safetensors header; the reference library's own limit. Also an index of shards."""
+    """Size of the safetensors header: the reference library's own limit. Also of an index of shards."""
     shards: int = 1_000
     """Files that an index of shards may name. ``sources.descriptors`` bounds how many are open at once."""
     cancellation: Cancellation | None = None
@@ -58,7 +58,7 @@ class Limits(NamedTuple):
         return self._fields
 
     def __repr__(self) -> str:
-        # Every signature in help() has the defaults in it.
+        # Every signature in help() shows the defaults: only what differs from them is of interest.
         changed = [(name, value) for name, value in self._asdict().items() if value != self._field_defaults[name]]
         return f"Limits({', '.join(f'{name}={value!r}' for name, value in changed)})"
 
@@ -75,7 +75,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def refuse_long(what: str, *texts: str) -> None:
-    """Raise LimitExceeded for identifiers longer than 4,096 characters: they are shown with every tensor."""
+    """Raise LimitExceeded if one of the texts has more than 4,096 characters; ``what`` begins the message."""
     length = max(map(len, texts))
     if length > IDENTIFIER:
         raise LimitExceeded(
@@ -89,7 +89,7 @@ def refuse_long(what: str, *texts: str) -> None:
 def refuse_repeated(
     nbytes: int, source_nbytes: int, limits: Limits, hint: str = "Leave some out with `exclude=`."
 ) -> None:
-    """Raise LimitExceeded where far more bytes would be made than were read: views and arrays may repeat the same."""
+    """Raise LimitExceeded if the result has far more bytes than its source: views and arrays may repeat elements."""
     allowed = limits.expanded(source_nbytes)
     if nbytes > allowed:
         raise LimitExceeded(

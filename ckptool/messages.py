@@ -17,17 +17,17 @@ FORMS: Final = {
     "data": "no tensors",
     "archive": "archive of several checkpoints",
 }
-"""How each form is called in text."""
+"""What text calls each form."""
 
 LISTED: Final = 8
-"""Items of a list that are shown."""
+"""How many items of a list are shown."""
 MANY_ZEROED: Final = 0.01
-"""The share of the values of a tensor, of those that are not zero, that become zero in a cast before it is said."""
+"""A cast is reported if more than this share of a tensor's nonzero values become zero."""
 _LABEL: Final = 13
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a count with its noun, in the plural where that is due."""
+    """Return a count with its noun, in the plural unless it is 1."""
     if number == 1:
         return f"1 {noun}"
     ending = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"
@@ -35,7 +35,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def rough(number: int) -> str:
-    """Return a large count as people say it, to stand behind the exact one; nothing of a small one."""
+    """Return a rounded count to print after the exact one, as in " (1.24B)"; an empty text for a small one."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
         if number >= 0.9995 * size:
             return f" ({number / size:.3g}{unit})"
@@ -43,7 +43,7 @@ def rough(number: int) -> str:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first few of some names, and how many more there are."""
+    """Return the first ``most`` names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -55,7 +55,7 @@ def not_looked_into(folders: Sequence[str]) -> str:
 
 
 def show(text: str) -> str:
-    """Return text that is safe to print on one line: what is not printable, or prints as nothing, is an escape."""
+    """Return text that is safe to print on one line: characters that are not printable or invisible are escaped."""
     return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
 
 
@@ -63,14 +63,14 @@ _UNSEEN: Final = (
     *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
     *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
     *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
-    # These are no default-ignorable code points, and show no more: braille without dots, a filler, a null notehead.
+    # These are not default-ignorable code points, but invisible as well: blank braille, a filler, a null notehead.
     *((0x2800, 0x2800), (0x16FE4, 0x16FE4), (0x1D159, 0x1D159)),
 )
-"""Code points that print as nothing, though many count as printable (Unicode's Default_Ignorable_Code_Point)."""
+"""Invisible code points, many of which count as printable (Unicode's Default_Ignorable_Code_Point)."""
 
 
 class _Shown(dict[int, str]):
-    """What stands for each character, noted when it is first met: text of any length is translated in one pass."""
+    """A table for ``str.translate``: what is shown for each character, computed when it is first met."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -94,7 +94,7 @@ def show_nbytes(nbytes: int) -> str:
 
 
 def quoted(text: str, limit: int = 80) -> str:
-    """Quote on one line, with what could steer a terminal or turn the reading direction escaped."""
+    """Return text in quotes on one line, cut to ``limit`` characters, with what could control a terminal escaped."""
     line = " ".join(text[: 16 * limit].split())
     cut = line[:limit]
     while len(show(repr(cut))) > limit + 2:  # escapes are longer than what they stand for
@@ -108,17 +108,17 @@ def as_path(path: str) -> str:
 
 
 def for_shell(text: str) -> str:
-    """Return text in single quotes, as repr() does it, which a POSIX shell takes for itself whatever is in it."""
+    """Return text in single quotes, as repr() does it, so that a POSIX shell takes it literally whatever it holds."""
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def cut(text: str, most: int = _LONGEST_VALUE) -> str:
-    """Return text as it is, or its beginning and how many characters it has where these are more than ``most``."""
+    """Return text as it is; if it has more than ``most`` characters, its beginning and how many it has."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def labelled(label: str, text: str) -> str:
-    """Return one line of a head: a fact, and what it is about."""
+    """Return one line of a report's head: the label in a column, then the text."""
     return f"  {label:<{_LABEL}}{text}"
 
 
@@ -131,7 +131,7 @@ def listed(label: str, items: Sequence[str], most: int | None = LISTED) -> Itera
 
 
 def grouped(names: Sequence[str], noun: str, depth: int = 1) -> list[str]:
-    """Return names, or where they are many, the first ``depth`` components of each, and how many begin with these."""
+    """Return the names; if they are many, the first ``depth`` components of each, and how many begin with these."""
     if len(names) <= LISTED:
         return [show(name) for name in names]
     heads: dict[str, int] = {}
@@ -142,21 +142,21 @@ def grouped(names: Sequence[str], noun: str, depth: int = 1) -> list[str]:
 
 
 def first_components(name: str, depth: int) -> str:
-    """Return the first components of a name."""
+    """Return the first ``depth`` components of a name."""
     return ".".join(name.split(".", depth)[:depth])
 
 
 def counts(found: Mapping[str, int]) -> str:
-    """Return what there is, and how many of each."""
+    """Return the names with their counts, as text."""
     return ", ".join(f"{show(name)} ({count:,})" for name, count in found.items())
 
 
 def not_cast(kept: Sequence[str]) -> str:
-    """Say which tensors keep their types, which stand behind their names, in spite of a cast."""
+    """Return the text for tensors that a cast did not change; each of ``kept`` is a name with its type."""
     return f"{counted(len(kept), 'tensor')} not cast, of types that no cast is about: {some(kept)}"
 
 
 def zero_now(shares: Mapping[str, float], dtype: str) -> str:
-    """Say of which tensors values are too small for a type, and which share of those that are not zero."""
+    """Return the text for tensors with values too small for a type: ``shares`` of the nonzero ones, by name."""
     listed = some([f"{name} ({'all' if share == 1 else f'{share:.1%}'})" for name, share in shares.items()])
     return f"values of {counted(len(shares), 'tensor')} are too small for {dtype}, and zero in it: {listed}"

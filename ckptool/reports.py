@@ -1,4 +1,4 @@
-"""The types of what reports are made of, for annotations: the reports themselves, and everything in their fields."""
+"""The types of reports and of everything in their fields, for annotations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What a report consists of, whatever it is about: lines, labelled facts and tables; and what makes text and HTML of them.
+The parts of a report: lines, labelled facts and tables; and their forms as text, HTML and JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Row: TypeAlias = Sequence[str]
 
 
 class Fact(NamedTuple):
-    """The lines under one label, one for each item."""
+    """A label, and a line for each item."""
 
     label: str
     items: Sequence[str]
@@ -29,18 +29,18 @@ class Lines(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Columns of cells, the first of which are names."""
+    """Rows of cells; the first column has the names."""
 
     headers: Row
     rows: Sequence[Row]
     numbers: Sequence[bool]
-    """Which columns are numbers."""
+    """For each column, whether it is of numbers, which are aligned to the right."""
     spare: Sequence[str] = ()
-    """Headers of columns that a narrow terminal does without."""
+    """Headers of columns that may be left out on a narrow terminal."""
 
 
 class Sides(NamedTuple):
-    """Facts about several things side by side: each is its label, and what is said of each of them."""
+    """Facts about several things in columns: each row is a label, and then one cell for each thing."""
 
     headers: Row
     facts: Sequence[Row]
@@ -54,9 +54,9 @@ _LONGEST: Final = 1 << 10
 """…and characters of a cell of it."""
 _NARROWEST_NAME: Final = 24
 _NARROWEST_ON: Final = 80
-"""Columns of a terminal from which on names have at least so much room; on narrower ones, it is two thirds of that."""
+"""The width of a terminal from which names get at least ``_NARROWEST_NAME`` cells; below it, two thirds of that."""
 _WIDEST: Final = 256
-"""Longer cells stand out of their column, which would otherwise be as wide in every line."""
+"""Cells: longer ones run over the width of their column, or they would widen it in every line."""
 _GAP: Final = 2
 
 
@@ -67,7 +67,7 @@ def text_of(sections: Iterable[Section]) -> Iterator[str]:
 
 
 def section_lines(section: Section, width: int | None = None) -> Iterator[str]:
-    """Yield the lines of one section; with a ``width``, a table is laid out for a terminal of so many columns."""
+    """Yield the lines of one section; with a ``width``, tables are laid out for a terminal of that many cells."""
     if isinstance(section, str):
         yield section
     elif isinstance(section, Fact):
@@ -81,7 +81,7 @@ def section_lines(section: Section, width: int | None = None) -> Iterator[str]:
 
 
 def _side_by_side(section: Sides, width: int | None) -> Iterator[str]:
-    """Yield a table; where that is too wide, each fact in a line of its own."""
+    """Yield a table; if that is too wide, each fact in a line of its own."""
     label = len(labelled("", "")) - _GAP - 2
     rows = [[f"{name:<{label}}", *cells] for name, *cells in section.facts]
     table = Table(["", *section.headers], rows, [False] * (1 + len(section.headers)))
@@ -93,10 +93,10 @@ def _side_by_side(section: Sides, width: int | None) -> Iterator[str]:
 
 def html_of(caption: str, sections: Iterable[Section]) -> str:
     """
-    Return a report as a table for notebooks, with nothing in it but text: a row for each item of a fact, and for each
-    of a table.
+    Return a report as an HTML table for notebooks: a row for each item of a fact, and for each row of a table.
 
-    What is not printable appears as an escape, so neither markup nor text that runs the other way comes from a file.
+    Markup and characters that are not printable are escaped, so a file can bring in neither tags nor text that runs
+    the other way.
     """
     from html import escape
 
@@ -112,7 +112,7 @@ def html_of(caption: str, sections: Iterable[Section]) -> str:
 
 
 def _html_rows(section: Section) -> Iterator[tuple[str, Row]]:
-    """Yield rows, each with the tag of its cells."""
+    """Yield the rows of a section, each with the tag of its cells, ``th`` or ``td``."""
     if isinstance(section, str | Lines):
         yield from (("td", [line]) for line in ([section] if isinstance(section, str) else section.lines) if line)
     elif isinstance(section, Fact):
@@ -129,7 +129,7 @@ def _aligned(table: Table, width: int | None) -> Iterator[str]:
     """
     Yield the lines of a table with aligned columns.
 
-    With a ``width`` (in terminal cells), names are cut in the middle until lines fit; never below a readable rest.
+    With a ``width`` (in terminal cells), names are cut in the middle until lines fit, but never below ``_narrowest``.
     """
     name, *others = _widths(table)
     if width is None:
@@ -148,9 +148,9 @@ def _aligned(table: Table, width: int | None) -> Iterator[str]:
 
 def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
     """
-    Return a table without as many of its columns as it takes to fit, and the headers of those left out.
+    Return a table that fits a width, and the headers of the columns that were left out for that.
 
-    Of the ``spare`` ones, those with the same in each row go first, then the others as they are named.
+    Only ``spare`` columns are left out: first those with the same cell in each row, then the others in their order.
     """
     headers = list(table.headers)
     widths = [min(room, width // 2) for room in _widths(table)]
@@ -187,7 +187,7 @@ def _char_cells(char: str) -> int:
 
 
 def cut_middle(text: str, room: int) -> str:
-    """Return text that takes at most so many cells of a terminal: its beginning and its end."""
+    """Return text cut in the middle to at most ``room`` cells of a terminal."""
     if _cells(text) <= room:
         return text
     head = (room - 1) // 2
@@ -195,24 +195,24 @@ def cut_middle(text: str, room: int) -> str:
 
 
 def _take(text: str, room: int) -> str:
-    """Return as much of the beginning of a text as so many cells hold."""
+    """Return as much of the beginning of a text as fits into ``room`` cells."""
     ends = accumulate(map(_char_cells, text))
     return text[: sum(1 for _ in takewhile(lambda end: end <= room, ends))]
 
 
 def padded(text: str, room: int, *, right: bool = False) -> str:
-    """Return text with blanks up to so many cells of a terminal."""
+    """Return text padded with blanks to ``room`` cells of a terminal; with ``right``, aligned to the right."""
     fill = " " * (room - _cells(text))
     return fill + text if right else text + fill
 
 
 def completed(report: object) -> list[str]:
-    """Return what a prompt completes of a named tuple: its fields and what follows from them, not what tuples have."""
+    """Return the names for ``dir()`` of a named tuple: its own fields, properties and methods, not those of tuples."""
     return [name for name in type(report).__dict__ if not name.startswith("_")]
 
 
 def as_json(value: Any) -> Any:
-    """Return what JSON can hold: records as objects; infinity, NaN and complex numbers, which it has not, as text."""
+    """Return a value for JSON: named tuples as objects; infinity, NaN and complex numbers, which it lacks, as text."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):

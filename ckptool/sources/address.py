@@ -1,10 +1,9 @@
 """
-Addresses of files: which are read, how one is reached, and how it is shown without what is secret in it.
+Addresses of remote files: their schemes, the options to reach them, and how they are shown without secrets.
 
-Where on the web a file is, and where a redirect may lead: not to plain http, and not into the machine or its network.
-
-A server that nobody controls could otherwise make us ask what only this machine may: its own services, or those that
-a cloud offers at a link-local address. The address that a connection was made to is what counts, not its name.
+Also where a redirect on the web may lead: not from https to http, and not into this machine or its network. Otherwise
+a foreign server could make us ask what only this machine may: its own services, or those that a cloud offers at a
+link-local address. The IP address of the connection counts, not the host's name.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ HUB: Final = "hf"
 _ADDRESS: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORECASE)
 _MEMBER_MARK: Final = "::"
 _SIGNED: Final = re.compile(r"\?.*?(sig|token|secret|credential|password|key)[\w-]*=", re.IGNORECASE)
-"""What is no part of a key, though a key may have any character in it."""
+"""A query with a signature or a token, which is no part of a store's key, though keys may hold any character."""
 _CUT_PASSWORD: Final = re.compile(r"[^\[:]*:(?!\d*$)")
-"""The part before a slash or question mark that was not escaped in a user and password."""
+"""Not a host and port, but a user and the beginning of a password that has a slash or question mark unescaped."""
 CONNECTIONS: Final = 16
 
 
 class Remote(str):
     """
-    The address of a file, and how it is reached, to be given in place of a path. A plain address will do, too.
+    The address of a remote file, with options, to be given in place of a path. A plain address will do, too.
 
     ``endpoint`` is the address of a store that is not the provider's own, ``region`` where its buckets are;
-    ``anonymous`` uses no keys. ``connections`` parts of 6 MiB are fetched at once. With ``download``, a file that its
-    server gives only as a whole is fetched into a temporary file. Keys come from the environment or from the provider's
-    own tools, never from here.
+    ``anonymous`` uses no keys. ``connections`` parts of 6 MiB are fetched at once. With ``download``, the whole file is
+    fetched into a temporary file, for servers that give no ranges. Keys come from the environment or from the
+    provider's own tools, never from here.
     """
 
     endpoint: str | None
@@ -50,11 +49,11 @@ class Remote(str):
     connections: int
     download: bool
     listed: tuple[str | None, int] | None = None
-    """Its tag and its size, where a list had them: then a small file takes one request."""
+    """Its tag and its size in bytes, if they are known from a listing: then a small file takes one request."""
     takes_end: bool = False
-    """Whether to begin with the last 8 MiB: of a small file that is all of it, in one request."""
+    """Whether the first request asks for the last 8 MiB, which is the whole of a small file."""
     stores: dict[tuple[str, str], Any] | None = None
-    """Stores that were reached already, by scheme and bucket, for all addresses that are read in the same way."""
+    """Stores by scheme and bucket, and connections by scheme and server, that addresses share; None if they do not."""
 
     @checked()
     def __new__(
@@ -76,27 +75,27 @@ class Remote(str):
         return [*self.reached, "scheme"]
 
     def elsewhere(self, address: str) -> Remote:
-        """Return another address, reached in the same way."""
+        """Return another address with the same options."""
         found = Remote(address)
         found.__dict__.update(self.__dict__)
         found.listed = None
         return found
 
     def as_listed(self, tag: str | None, nbytes: int) -> Remote:
-        """Return the address with what a list says of it."""
+        """Return the address with its tag and size from a listing."""
         found = self.elsewhere(self)
         found.listed = tag, nbytes
         return found
 
     def split_member(self) -> tuple[Remote, str | None]:
-        """Return the address of the file, and the member of it that ``::`` picks. A host may have ``::`` in it."""
+        """Return the address of the file, and the member named after ``::`` or None. A host may contain ``::``, too."""
         scheme, mark, rest = self.partition("://")
         host, slash, path = rest.partition("/")
         path, found, member = path.partition(_MEMBER_MARK)
         return (self.elsewhere(f"{scheme}{mark}{host}{slash}{path}"), member) if found else (self, None)
 
     def beside(self, name: str) -> Remote:
-        """Return the address of a file in the same folder. A store takes any character of a name as it is."""
+        """Return the address of a file in the same folder; on the web, its name is percent-encoded."""
         if self.scheme not in WEB:
             return self.elsewhere(f"{self.rpartition('/')[0]}/{name}")
         parts = urlsplit(self)
@@ -105,7 +104,7 @@ class Remote(str):
 
     @property
     def reached(self) -> dict[str, Any]:
-        """How it is reached, as plain data: the keywords with which the same is made of its text."""
+        """Its options as plain data: ``Remote(address, **reached)`` makes an equal one."""
         names = ("endpoint", "region", "anonymous", "connections", "download")
         return {name: self.__dict__[name] for name in names}
 
@@ -115,7 +114,7 @@ class Remote(str):
 
     @property
     def shown(self) -> str:
-        """The address without what may be secret: a password, and what a signature adds behind a question mark."""
+        """The address without what may be secret: a user and password, and a query, which may hold a signature."""
         query = re.search(r"[?#]" if self.scheme in WEB else _SIGNED, self)
         scheme, mark, rest = self[: query.start() if query else None].partition("://")
         host, slash, path = rest.partition("/")
@@ -126,12 +125,12 @@ class Remote(str):
 
 
 def is_address(path: str) -> bool:
-    """Say whether this is the address of a file that can be read from far away."""
+    """Return whether a text is the address of a remote file that can be read, by its scheme."""
     return _ADDRESS.match(path) is not None
 
 
 def as_remote(path: str) -> Remote:
-    """Return an address that was given as plain text, or with how it is reached."""
+    """Return an address as a Remote; a plain text gets the default options."""
     return path if isinstance(path, Remote) else Remote(path)
 
 
@@ -140,7 +139,7 @@ _NO_HOST: Final = re.compile(r"[\x00-\x20\x7f]")
 _INNER: Final = tuple(
     map(ip_network, ("0.0.0.0/8", "192.0.0.0/24", "100.100.100.200/32", "2002::/16", "64:ff9b:1::/48", "fec0::/10"))
 )
-"""Inside a machine or the network of a cloud, or leading there; some versions of Python take them for others."""
+"""Networks inside a machine or a cloud, or that lead there, which some versions of Python classify otherwise."""
 _MACHINE: Final = "this machine"
 _WORLD: Final = "the world"
 _SHARED: Final = ip_network("100.64.0.0/10")
@@ -149,7 +148,7 @@ _KEPT: Final = "/%:=&?~+!$,;'@()*[]-._"
 
 
 class Place(NamedTuple):
-    """Where a server is, and what to ask it for."""
+    """A server, and the path and query to request from it."""
 
     scheme: str
     host: str
@@ -167,7 +166,7 @@ class Place(NamedTuple):
 
 
 def place_of(url: str) -> Place:
-    """Return the place that an address names; raise FileUnavailable if it names none."""
+    """Return the place of a web address; raise FileUnavailable if it has no valid host or port."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -181,7 +180,7 @@ def place_of(url: str) -> Place:
 
 
 def follow(place: Place, location: str) -> Place:
-    """Return where a redirect leads; raise FileUnavailable if from https to http, or to what is no web server."""
+    """Return where a redirect leads; raise FileUnavailable if it is from https to http, or to another scheme."""
     try:
         url = urljoin(place.url, location)
         scheme = urlsplit(url).scheme
@@ -194,12 +193,12 @@ def follow(place: Place, location: str) -> Place:
 
 def check_peer(peer: str, home: str | None, *, is_first: bool = False) -> None:
     """
-    Refuse a server that a redirect led to, by its address; ``home`` is that of the server which was asked first.
+    Check the IP address of a server that a redirect led to; ``home`` is the address of the server asked first.
 
-    ``is_first`` says that it has the name of that server, which may have another address by now.
+    ``is_first`` says that the server has the same name as the first one, whose address may have changed since.
 
     Raises:
-        FileUnavailable: It is this machine, or a private network that the first server was no part of.
+        FileUnavailable: It is this machine, or in a private network that the first server is not in.
     """
     address = _address(peer)
     reach = _reach(address)
@@ -209,7 +208,7 @@ def check_peer(peer: str, home: str | None, *, is_first: bool = False) -> None:
 
 
 def _reach(address: IPv4Address | IPv6Address) -> str:
-    """Return who can reach an address: ``_MACHINE`` for all that a redirect must never lead to."""
+    """Return from where an address can be reached: ``_MACHINE`` for any that a redirect must never lead to."""
     if any(address in network for network in _INNER) or address.is_loopback or address.is_link_local:
         return _MACHINE
     if address.is_unspecified or address.is_multicast or address.is_reserved:
@@ -220,7 +219,7 @@ def _reach(address: IPv4Address | IPv6Address) -> str:
 
 
 def _address(peer: str) -> IPv4Address | IPv6Address:
-    """Return an address; for an IPv6 address that maps an IPv4 one, the latter."""
+    """Return a peer's address; of an IPv6 address that stands for an IPv4 one, the IPv4 address."""
     found = ip_address(peer.partition("%")[0])
     if found in _NAT64:
         return IPv4Address(int(found) & 0xFFFFFFFF)

@@ -1,8 +1,8 @@
 """
-CRC-32 checksums of bytes in files, by several threads.
+CRC-32 checksums of ranges of files, computed by several threads.
 
-Threads take runs of one file in turn, so that a file of one huge storage goes as fast as one of many; the checksum of
-the whole follows from those of the runs, because a CRC is linear (the way is zlib's, ``crc32_combine``).
+Threads take runs of one range in turn, so that a file of one huge storage is as fast as one of many; the checksum of
+the range follows from those of its runs, because a CRC is linear (as in zlib's ``crc32_combine``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Take: TypeAlias = Callable[[int, memoryview], None]
 PIECE_NBYTES: Final = 1 << 18
-"""Read and written at a time: what stays in a core's cache meanwhile."""
+"""Bytes that are read and written at a time: few enough to stay in a core's cache meanwhile."""
 RUN_NBYTES: Final = 1 << 22
-"""What one thread does before another may take over."""
+"""Bytes that one thread reads before another may take over."""
 WORTH_A_THREAD: Final = 1 << 20
 
 _POLYNOMIAL: Final = 0xEDB88320
@@ -44,17 +44,17 @@ class Buffer(threading.local):
 
 
 _BUFFER: Final = Buffer()
-"""Made by each thread when it first reads: threads of a pool end with it, and theirs go too."""
+"""Each thread allocates its own when it first reads, and frees it when it ends, with its pool."""
 
 
 def processors() -> int:
-    """Return how many processors we may use."""
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads() -> ThreadPoolExecutor:
-    """Return a pool with a thread for each processor that we may use, four at most."""
-    from concurrent.futures import ThreadPoolExecutor  # a file of small tensors needs none
+    """Return a pool with a thread for each processor that this process may use, four at most."""
+    from concurrent.futures import ThreadPoolExecutor  # not needed for a file of small tensors
 
     return ThreadPoolExecutor(min(_MOST_THREADS, processors()))
 
@@ -65,7 +65,7 @@ def runs(start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def pieces(file: FileSource, start: int, stop: int) -> Iterable[tuple[int, memoryview]]:
-    """Yield a range of a file piece by piece, each with its offset, and only until the next one is asked for."""
+    """Yield the pieces of a range of a file, each with its offset; a piece is overwritten by the next one."""
     buffer = _BUFFER.view
     for position in range(start, stop, PIECE_NBYTES):
         piece = buffer[: stop - position]
@@ -74,12 +74,12 @@ def pieces(file: FileSource, start: int, stop: int) -> Iterable[tuple[int, memor
 
 
 def joined_crc32(first: int, second: int, nbytes: int) -> int:
-    """Return the CRC-32 of bytes from those of two parts of them; ``nbytes`` is the size of the second."""
+    """Return the CRC-32 of two parts joined together, from theirs; ``nbytes`` is the size of the second part."""
     return _product(_shift(nbytes), first) ^ second
 
 
 def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = None) -> int:
-    """Return the CRC-32 of bytes that have been read."""
+    """Return the CRC-32 of a buffer."""
     found = 0
     for piece in steps(buffer, cancellation):
         found = crc32(piece, found)
@@ -87,7 +87,7 @@ def checksum_in_memory(buffer: memoryview, cancellation: Cancellation | None = N
 
 
 def checksum_of_range(source: Source, start: int, stop: int) -> int:
-    """Return the CRC-32 of a range: of a large one, by several threads."""
+    """Return the CRC-32 of a range; several threads compute that of a large one."""
     if stop - start < 2 * RUN_NBYTES:
         return _checksum_of_run(source, start, stop)
     found = 0
@@ -99,7 +99,7 @@ def checksum_of_range(source: Source, start: int, stop: int) -> int:
 
 
 def read_once(source: Source, take: Take, meter: Meter = SILENT) -> None:
-    """Read all bytes in order, and hand each piece on with its offset; it is good until the next one comes."""
+    """Read all bytes in order, and call ``take`` with the offset and the view of each piece; the next overwrites it."""
     under = file_under(source, 0)
     if under is None:
         found = ((start, memoryview(source.read(start, stop - start))) for start, stop in runs(0, source.nbytes))
@@ -141,10 +141,10 @@ def checksums_of_file(
     source: Source, ranges: Sequence[tuple[int, int]], meter: Meter = SILENT, watch: Take | None = None
 ) -> tuple[list[int], int]:
     """
-    Return the CRC-32 of each range, and that of everything outside them joined together.
+    Return the CRC-32 of each range, and one of all bytes outside of them joined together.
 
     The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
-    the rest in one sweep; where somebody is to ``watch`` them, all of them in order.
+    the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece.
     """
     if watch is not None:
         return _checksums_in_order(source, ranges, meter, watch)
@@ -192,7 +192,7 @@ def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int, meter:
 
 @lru_cache(maxsize=64)
 def _shift(nbytes: int) -> int:
-    """Return x to the power of ``8 * nbytes``: what bytes that follow do to a checksum before them."""
+    """Return x to the power of ``8 * nbytes``: the factor for the checksum of bytes that ``nbytes`` more follow."""
     power, square = _ONE, _ONE >> 8
     while nbytes:
         if nbytes & 1:
@@ -203,7 +203,7 @@ def _shift(nbytes: int) -> int:
 
 
 def _product(left: int, right: int) -> int:
-    """Return the product of two polynomials over GF(2), modulo that of CRC-32; the highest bit is x to the 0."""
+    """Return the product of two polynomials over GF(2), modulo CRC-32's; the highest bit is the coefficient of x^0."""
     product = 0
     while left:
         if left & _ONE:

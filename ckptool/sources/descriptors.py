@@ -1,17 +1,17 @@
 """
-Descriptors of files and folders: opened below a folder through no link that leads out of there, and few at a time.
+Descriptors of files and folders: opened below a folder without leaving it by links, and few open at a time.
 
-Each component of a name is opened in the folder that was opened before it, and no link is followed, so nothing that
-changes meanwhile leads elsewhere. One shape of link is, step by step: what the cache of Hugging Face's hub makes of
-each file of a snapshot, which can lead to a blob of the same repository and nowhere else. Where links were copied as
-text, by what knows none, the text is taken for the link.
+Each component of a name is opened in the folder that was opened before it, and no link is followed, so a change
+meanwhile cannot lead elsewhere. There is one exception: links of the form that the cache of Hugging Face's hub makes
+for each file of a snapshot, which can lead only to a blob of the same repository. They are resolved step by step. A
+small file that holds the text of such a link, as tools that know no links copy it, counts as the link.
 
     models--…/snapshots/<commit>/model.safetensors  ->  ../../blobs/<40 or 64 hexadecimal digits>
 
 https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 
-A checkpoint may be more files than a process may have open, and so may several together: one pool has all of them.
-Those that were used longest ago are closed, and opened again when needed, and then compared with what they were.
+A checkpoint may have more files than a process may have open, and so may several together: one pool has all of them.
+Those that were used longest ago are closed. When needed, they are opened again and compared with their first status.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 _MOST_OPEN: Final = 128
 _FEWEST_OPEN: Final = 4
 _SHARE: Final = 4
-"""Of the descriptors that the process may have, one in so many is for the pool."""
+"""The pool uses one in this many of the descriptors that the process may have."""
 _BLOB = re.compile(r"((?:\.\./){2,9})blobs/([0-9a-f]{40}|[0-9a-f]{64})")
 _LONGEST_LINK = 9 * len("../") + len("blobs/") + 64
 NO_DESCRIPTOR = "descriptors"
@@ -59,9 +59,9 @@ _LINKS = (errno.ELOOP, errno.EMLINK)
 
 class Descriptor:
     """
-    The descriptor of something open. Who uses it does so in a ``with`` block, from any thread.
+    The descriptor of an open file or folder, to be used in a ``with`` block, from any thread.
 
-    The block raises ValueError if it is, or was meanwhile, closed: another file may have its number by then.
+    The block raises ValueError if it is closed, or was closed meanwhile: another file may have its number by then.
     """
 
     fd = -1
@@ -69,7 +69,7 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.status = os.fstat(fd)
-        """As it was when it was opened."""
+        """Its status when it was opened."""
 
     def __enter__(self) -> int:
         return self._open()
@@ -90,13 +90,13 @@ class Descriptor:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The device and the inode, which no two files have in common."""
+        """The device and the inode, which together identify a file."""
         return self.status.st_dev, self.status.st_ino
 
     def rest(self) -> None:
-        """Close the descriptor, once, whichever threads do so at the same time."""
+        """Close the descriptor, exactly once even if several threads do so at the same time."""
         fd = self.fd
-        try:  # not suppress(), which is gone where Python ends
+        try:  # not suppress(), which may be gone while Python shuts down
             del self.fd
             os.close(fd)
         except (AttributeError, OSError):  # closed already; nothing was written to it
@@ -113,10 +113,10 @@ class Descriptor:
 
 class PooledDescriptor(Descriptor):
     """
-    One of many: outside of the blocks that use it, its descriptor may be closed.
+    A descriptor of the pool, which may close it while no ``with`` block uses it, and open it again for the next.
 
-    ``opening`` opens what has its name then, and ``check`` raises SourceChanged if that has another status than it may
-    have, by the one at first and the one now.
+    ``opening`` opens the name again, and ``check`` raises SourceChanged if the first status and the new one show that
+    it is another file.
     """
 
     def __init__(self, opening: Callable[[], int], check: Callable[[os.stat_result, os.stat_result], None]) -> None:
@@ -170,7 +170,7 @@ class PooledDescriptor(Descriptor):
 
     def close(self) -> None:
         """Close it for good."""
-        self._opening = _closed  # it may keep a folder
+        self._opening = _closed  # the old one may hold a reference to a folder
         self.rest()
 
 
@@ -179,20 +179,20 @@ def _closed() -> int:
 
 
 class _Pool:
-    """Which of those that may be closed are open; what was used last is at the end. Whoever forgets one closes it."""
+    """The pooled descriptors that are open, by weak reference; the one used last is at the end."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.known: OrderedDict[int, weakref.ref[PooledDescriptor]] = OrderedDict()
 
     def add(self, one: PooledDescriptor) -> None:
-        """Register something open, or mark it as used last: it may be closed while nobody uses it."""
+        """Register an open descriptor, or mark it as used last; it may be closed while nobody uses it."""
         self.known[id(one)] = weakref.ref(one)
         self.known.move_to_end(id(one))
         self._make_room(most_open())
 
     def opened(self, opening: Callable[[], _T]) -> _T:
-        """Return what ``opening`` opens; if no descriptor is left, after closing those that nobody uses."""
+        """Return what ``opening`` opens; if no descriptor is left, close those that nobody uses and try again."""
         try:
             return opening()
         except CkptoolError as error:
@@ -203,7 +203,7 @@ class _Pool:
         return opening()
 
     def _make_room(self, most: int) -> None:
-        """Close what was used longest ago and is not in use, until at most ``most`` are open."""
+        """Close unused descriptors, those used longest ago first, until at most ``most`` are open."""
         for key, known in list(self.known.items()) if len(self.known) > most else ():
             if len(self.known) <= most:
                 return
@@ -214,7 +214,7 @@ class _Pool:
                 one.rest()
 
     def after_fork(self) -> None:
-        """Forget the lock, which a thread of the parent may hold."""
+        """Replace the lock, which a thread of the parent process may hold."""
         self.lock = threading.RLock()
 
 
@@ -230,7 +230,7 @@ def most_open() -> int:
 
 
 def refuse_many_mappings(fd: int) -> None:
-    """Raise OSError if half of all descriptors are taken: each mapping has one of its own, until Python 3.13."""
+    """Raise OSError if half of all descriptors are taken: before Python 3.13, each mapping keeps one of its own."""
     allowed = system.most_descriptors()
     if allowed is not None:
         lowest = os.dup(fd)
@@ -240,7 +240,7 @@ def refuse_many_mappings(fd: int) -> None:
 
 
 def components(name: str) -> list[str]:
-    """Return the folders of a name, and the file at its end; raise MalformedFile if it could lead out of the folder."""
+    """Return the parts of a relative name between slashes; raise MalformedFile if it could lead out of its folder."""
     parts = name.split("/")
     if not name:
         why = "it is empty"
@@ -258,13 +258,13 @@ def components(name: str) -> list[str]:
 
 def open_sibling(path: str, identity: tuple[int, int], name: str) -> int:
     """
-    Return the descriptor of a regular file under ``name`` in the folder of ``path``. A pipe never blocks.
+    Return the descriptor of the regular file ``name`` in the folder of ``path``; never wait for a pipe.
 
-    ``identity`` is the device and the inode of the file that was opened under ``path``.
+    ``identity`` is the device and the inode of the file that was opened as ``path``.
 
     Raises:
         SourceChanged: ``path`` is another file by now.
-        CkptoolError: What ``open_below`` raises.
+        CkptoolError: As ``open_below``.
     """
     components(name)
     parent, own = os.path.split(path)
@@ -300,7 +300,7 @@ def open_folder_below(folder: int, name: str) -> int:
 
 def open_below(folder: int, name: str) -> int:
     """
-    Return the descriptor of a regular file under ``name`` below an open folder. A pipe never blocks.
+    Return the descriptor of the regular file ``name`` below an open folder; never wait for a pipe.
 
     Raises:
         MalformedFile: The name could lead out of the folder.
@@ -354,7 +354,7 @@ def open_below(folder: int, name: str) -> int:
 
 
 def is_link(folder: int, name: str) -> bool:
-    """Say whether a name in an open folder is that of a link."""
+    """Return whether the entry ``name`` of an open folder is a link."""
     return _link(name, folder) is not None
 
 
@@ -369,7 +369,7 @@ def _open_or_target(opening: Callable[[int, str], int], folder: int, name: str) 
     """Return a descriptor of an entry of an open folder; for a link, which is not followed, its target."""
     try:
         return opening(folder, name)
-    except OSError:  # asked only now: most names are no links
+    except OSError:  # only now is it checked for a link: most names are not links
         target = _link(name, folder)
         if target is None:
             raise
@@ -389,7 +389,7 @@ def _link(name: str, folder: int) -> str | None:
 
 
 def _text(fd: int) -> str:
-    """Return the content of a file short enough to be a link that was copied as text; of any other, an empty text."""
+    """Return the content of a file that is short enough for the text of a link; of any other file, an empty text."""
     status = os.fstat(fd)
     is_short = stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _LONGEST_LINK
     return system.read_at(fd, _LONGEST_LINK, 0).decode("ascii", "replace") if is_short else ""
@@ -404,7 +404,7 @@ def _place_under(name: str, folder: int, *, follow: bool) -> tuple[int, int] | N
 
 
 def _place_below(name: str, folder: int) -> tuple[int, int] | None:
-    """Return device and inode of what ``open_below`` opens; None if it does not."""
+    """Return device and inode of the file that ``open_below`` opens; None if it raises."""
     try:
         fd = open_below(folder, name)
     except Failure:
@@ -416,7 +416,7 @@ def _place_below(name: str, folder: int) -> tuple[int, int] | None:
 
 
 def unavailable(error: OSError) -> FileUnavailable:
-    """Return the error for a file or a folder that the system does not open."""
+    """Return the error for a file or a folder that the system refuses to open."""
     if error.errno == errno.ENOENT:
         return FileUnavailable("no such file", kind="missing")
     if error.errno in _LINKS:

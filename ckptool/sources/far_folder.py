@@ -1,4 +1,4 @@
-"""A prefix of a store as a folder: one listing says what is in it and below, and its files are read by ranges."""
+"""A prefix of a store as a folder: one listing gives all names below it, and its files are read by ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT_NBYTES: Final = 32 << 20
 
 
 class Beginnings:
-    """The first bytes of files: layouts look at them one after the other, and each opens a file anew."""
+    """A cache of the first bytes of files: each layout that is tried opens the files anew and reads them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, memoryview] = {}
@@ -32,11 +32,11 @@ class Beginnings:
         self._lock = threading.Lock()
 
     def find(self, key: str) -> memoryview | None:
-        """Return what is kept of a file."""
+        """Return the first bytes of an object that are kept; None if none are."""
         return self._kept.get(key)
 
     def keep(self, key: str, data: memoryview) -> None:
-        """Keep the first bytes of a file; the oldest go where there are too many."""
+        """Keep the first bytes of an object; drop the oldest entries above 32 MiB in all."""
         with self._lock:
             if key in self._kept:
                 return
@@ -47,7 +47,7 @@ class Beginnings:
 
 
 class _ListedFile(StoredFile):
-    """A file of a folder, of which the first bytes are fetched but once."""
+    """A file of a folder whose first bytes are fetched only once."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class _ListedFile(StoredFile):
 
 
 class Listing(NamedTuple):
-    """What is in a folder and below: names in order, and of each its tag and its size."""
+    """The listing of a folder and its subfolders: names in order, and the tag and size of each."""
 
     bucket: Bucket
     names: Sequence[str]
-    """Whole keys."""
+    """Full keys of the bucket."""
     facts: dict[str, tuple[str | None, int]]
     beginnings: Beginnings
 
     def under(self, prefix: str) -> Iterator[str]:
-        """Yield the names that begin so, in order."""
+        """Yield the names that begin with ``prefix``, in order."""
         start = bisect_left(self.names, prefix)
         return takewhile(lambda name: name.startswith(prefix), islice(self.names, start, None))
 
     def below(self, prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the files, and of the folders, that a folder has in it."""
+        """Return the names of the files and of the folders directly below a prefix."""
         files: list[str] = []
         folders: dict[str, None] = {}
         for name in self.under(prefix):
@@ -99,11 +99,11 @@ class Listing(NamedTuple):
 
 def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFolder:
     """
-    Return the folder that an address with a slash at its end stands for.
+    Return the folder for an address that ends with a slash.
 
     Raises:
-        FileUnavailable: It cannot be listed, or nothing is in it.
-        LimitExceeded: There are too many objects.
+        FileUnavailable: It cannot be listed, or is empty.
+        LimitExceeded: It has more than 100,000 objects.
     """
     remote = as_remote(address)
     bucket = Bucket(remote)
@@ -123,7 +123,7 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
 
 
 class FarFolder(FolderSource):
-    """A prefix. Its files share threads and memory; a change of one since it was listed is an error."""
+    """A prefix of a store. Its files share threads and memory; reading one that changed since the listing raises."""
 
     def __init__(self, remote: Remote, listing: Listing, cancellation: Cancellation | None = None) -> None:
         check_cancelled(cancellation)
@@ -134,7 +134,7 @@ class FarFolder(FolderSource):
         self._begin(remote.shown.rstrip("/"), cancellation)
 
     def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the files, and of the folders, in a folder below this one; empty for this one itself."""
+        """Return the names of the files and of the folders in a subfolder; the empty name is this folder."""
         known = self._listed.get(folder)
         if known is None:
             known = self._listed[folder] = self._listing.below(self._prefix + (f"{folder}/" if folder else ""))
@@ -142,14 +142,14 @@ class FarFolder(FolderSource):
 
     def detached(self, name: str) -> FileSource:
         """
-        Return the file under a name; it does not end with the folder.
+        Return the file of a name; it is not closed with the folder.
 
         Raises:
             MalformedFile: The name could lead out of the folder.
             FileUnavailable: There is no such object. The message has its name.
         """
         self._check_open()
-        return cast("FileSource", self._file(name))  # which it is in all that a folder's files are asked for
+        return cast("FileSource", self._file(name))  # it has every method that users of a folder's files call
 
     def _file(self, name: str) -> RemoteSource:
         components(name)
@@ -170,29 +170,29 @@ class FarFolder(FolderSource):
         return RemoteSource(transport, tail, self._fetchers, open_named, self.cancellation, shares=True, first=first)
 
     def below(self, name: str) -> FarFolder:
-        """Return a folder in this one, which does not end with it."""
+        """Return a subfolder, which is not closed with this one."""
         self._check_open()
         components(name)
         remote = self._remote.elsewhere(f"{self._remote}{name}/")
         return FarFolder(remote, self._listing, self.cancellation)
 
     def address_of(self, name: str) -> Remote:
-        """Return the address of a file in it, with what its list says of it."""
+        """Return the address of a file in it, with its tag and size from the listing."""
         return self._remote.elsewhere(self._remote + name).as_listed(*self._listing.facts[self._prefix + name])
 
     def as_listed(self) -> Remote:
-        """Return its own address, with a tag and a size computed from everything in it and below."""
+        """Return its own address, with a tag and the total size of all objects below it."""
         prefix, facts = self._prefix, self._listing.facts
         inside = [(name, *facts[name]) for name in self._listing.under(prefix)]
         tag = sha256(repr(inside).encode(errors="surrogatepass")).hexdigest()
         return self._remote.as_listed(tag, sum(nbytes for _, _, nbytes in inside))
 
     def is_link(self, name: str) -> bool:  # noqa: ARG002 - as in a folder here
-        """Say that nothing is a link: stores have none."""
+        """Return False: stores have no links."""
         return False
 
     def place_of(self, name: str) -> str:
-        """Return the address of a file or folder in it, reached in the same way; of a folder with its slash."""
+        """Return the address of a file or folder in it, with the same options; a folder's ends with a slash."""
         return self._remote.elsewhere(f"{self.path}/{name}{'/' if name in self.folders else ''}")
 
     def nbytes_of(self, name: str) -> int | None:
@@ -201,14 +201,14 @@ class FarFolder(FolderSource):
         return None if facts is None else facts[1]
 
     def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
-        """Yield the addresses of the files that were opened so far, each with the tag and the size that were listed."""
+        """Yield the addresses of the files that were opened so far, each with its tag and size from the listing."""
         for name in tuple(self._opened):
             yield f"{self.path}/{name}", self._listing.facts[self._prefix + name]
         for one in self._others:
             yield from one.versions()
 
     def check_unchanged(self) -> None:
-        """Each answer says whether it is of the version that was listed."""
+        """Do nothing: each answer of the store is compared with the listed version."""
 
     def close(self) -> None:
         """Close its files, and end the threads."""

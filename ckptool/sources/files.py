@@ -1,10 +1,8 @@
 """
-Open files, and read them at a position. Files that another file names are opened in ``descriptors``.
+Open local files, and read them at a position. ``descriptors`` opens files by names that another file gives.
 
-A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
-that the file changed under us, because every caller has compared its claim with ``nbytes`` first. Readers map
-nothing: a truncated mapping kills the process, a short read is an error that can be caught. ``FileSource.map`` is for
-callers that hand memory out.
+Readers do not map files: a mapping that is truncated kills the process, a short read is an error that can be caught.
+``FileSource.map`` is for callers that pass memory on to users.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class FileSource(StepwiseSource, SourceInFolder):
-    """A regular file, read at positions; ``held`` is the one under ``path``, where it was opened already."""
+    """A regular file, read at positions; ``held`` is its descriptor, if it was opened already."""
 
     def __init__(self, path: str, cancellation: Cancellation | None = None, held: Descriptor | None = None) -> None:
         super().__init__()
@@ -58,7 +56,7 @@ class FileSource(StepwiseSource, SourceInFolder):
         self.path = path
         self.nbytes = self._held.status.st_size
         self.version = identity_of(self._held.status)[2:4]
-        """Its size and its time."""
+        """Its size in bytes and its time of modification."""
 
     def _read(self, offset: int, nbytes: int) -> bytes:
         with self._held as fd:
@@ -92,8 +90,8 @@ class FileSource(StepwiseSource, SourceInFolder):
         Map the whole file privately: processes share its pages until one writes to them, and the file never changes.
 
         Raises:
-            SourceChanged: It shrank since it was opened. If it shrinks later, touching what is gone kills the process.
-            OSError: The system has no room for it, or mappings have so many descriptors that few are left.
+            SourceChanged: It shrank since it was opened. If it shrinks later, touching lost pages kills the process.
+            OSError: The system cannot map it, or mappings have taken so many descriptors that few are left.
         """
         with self._held as fd:
             if isinstance(self._held, PooledDescriptor):
@@ -104,7 +102,7 @@ class FileSource(StepwiseSource, SourceInFolder):
                 raise changed(0, self.nbytes, status_of(fd).st_size, self.path) from error
 
     def is_remote(self) -> bool:
-        """Say whether it is read over a network."""
+        """Return whether it is on a network file system."""
         with self._held as fd:
             return system.is_network(fd)
 
@@ -126,7 +124,7 @@ class FileSource(StepwiseSource, SourceInFolder):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The device and the inode that it has, which no two files have in common."""
+        """The device and the inode, which together identify a file."""
         return self._held.place
 
     def check_unchanged(self) -> None:
@@ -141,19 +139,19 @@ class FileSource(StepwiseSource, SourceInFolder):
 
 
 def pooled(path: str, cancellation: Cancellation | None, opening: Callable[[], int]) -> FileSource:
-    """Return a file of a checkpoint that may be many. ``opening`` returns a new descriptor of what has its name now."""
+    """Return a file with a pooled descriptor; ``opening`` opens the path and returns a new descriptor each time."""
     return FileSource(path, cancellation, PooledDescriptor(opening, partial(check_same, path)))
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:
     """
-    Return the source for a path, for bytes, or for a binary file object, and the name to show for it.
+    Return the source for a path, an address, bytes, or a binary file object, and the name to show for it.
 
     A file object is read from its beginning, whatever its position; one that cannot seek is read into memory.
 
     Raises:
-        FileUnavailable: The path is missing, not permitted, or not a regular file. A pipe never blocks.
-            Its ``kind`` is ``directory`` where a ``FolderSource`` is for it.
+        FileUnavailable: The path is missing, not permitted, or not a regular file; a pipe is never waited for.
+            Its ``kind`` is ``directory`` if the path is a folder.
         TypeError: It is something else.
         Cancelled: It is cancelled already; nothing was opened.
     """
@@ -166,7 +164,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
             from ckptool.sources.address import is_address
 
             if is_address(path):
-                from ckptool.sources.remote.opening import open_remote  # few files are far away
+                from ckptool.sources.remote.opening import open_remote  # few files are remote
 
                 return open_remote(path, cancellation)
         return FileSource(path, cancellation), path
@@ -177,7 +175,7 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
     name = getattr(origin, "name", None)
     shown = name if isinstance(name, str) else "<stream>"
     if hasattr(given, "fs"):
-        from ckptool.sources.remote.opening import open_file_object  # few objects are of files far away
+        from ckptool.sources.remote.opening import open_file_object  # few objects are of remote files
 
         found = open_file_object(given, cancellation)
         if found is not None:
@@ -189,11 +187,11 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
 
 def open_regular(path: str) -> int:
     """
-    Return a descriptor of a regular file. A pipe never blocks.
+    Return a descriptor of a regular file; never wait for a pipe.
 
     Raises:
         FileUnavailable: It is missing, not permitted, or something else.
-        UnfinishedEdit: An edit in place left it neither old nor new, so far.
+        UnfinishedEdit: An edit in place is unfinished: the file is neither the old one nor the new one.
     """
     try:
         fd = system.open_reading(path)
@@ -227,7 +225,7 @@ def folder_instead() -> FileUnavailable:
 
 
 def status_of(fd: int) -> os.stat_result:
-    """Return the status of an open file; raise FileUnavailable if there is none."""
+    """Return the status of an open file; raise FileUnavailable if the system reports none."""
     try:
         return os.fstat(fd)
     except OSError as error:
@@ -235,13 +233,13 @@ def status_of(fd: int) -> os.stat_result:
 
 
 def unreadable(error: OSError, offset: int | None = None, path: str | None = None) -> FileUnavailable:
-    """Return the error for a bad disk, or a network that is gone."""
+    """Return the error for a failed read, of a bad disk or a lost network."""
     where = "" if offset is None else f" at byte {offset:,}"
     return FileUnavailable(f"cannot be read{where}: {reason_of(error)}", kind="io", offset=offset, path=path)
 
 
 def unavailable(path: str, error: OSError) -> FileUnavailable:
-    """Return the error for a path that the system does not open."""
+    """Return the error for a path that the system refuses to open."""
     if error.errno == errno.ENOENT or _ADDRESS.fullmatch(path):
         return _missing(path)
     if is_not_permitted(error):
@@ -252,7 +250,7 @@ def unavailable(path: str, error: OSError) -> FileUnavailable:
 
 
 def not_permitted(path: str) -> FileUnavailable:
-    """Return the error for a path that may not be read: a file, a folder, or what is in one that may not be entered."""
+    """Return the error for a path without permission: of the file, the folder, or a folder above that is closed."""
     closed = next((one for one in _folders(path) if not os.access(one, os.X_OK)), None)
     if closed is not None and closed != path:
         fact, what = f"permission denied: you may not enter the folder {closed!r}", "that folder"
@@ -268,7 +266,7 @@ def not_permitted(path: str) -> FileUnavailable:
 
 
 def _folders(path: str) -> Iterator[str]:
-    """Yield the folders on the way to a path, and itself if it is one, as far as the system says of them."""
+    """Yield the folders above a path from the top, and the path itself if it is one, as far as they can be seen."""
     folders = [path]
     while os.path.dirname(folders[-1]) not in ("", folders[-1]):
         folders.append(os.path.dirname(folders[-1]))

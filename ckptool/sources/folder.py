@@ -1,7 +1,7 @@
 """
-A directory as the source of a checkpoint that is several files: what is in it, and its files, opened by name.
+A directory as the source of a checkpoint of several files: lists its names, and opens its files by name.
 
-Nothing that a file says leads out of the folder, and no link does: see ``descriptors``.
+Neither a name in a file nor a link can lead out of the folder: see ``descriptors``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ckptool.sources.versions import AGAIN, check_names
 
 class FolderSource(Source):
     """
-    An open directory. It has no bytes of its own (``nbytes`` is 0); its files end with it.
+    An open directory. It has no bytes of its own (``nbytes`` is 0); its files are closed with it.
 
-    ``files`` and ``folders`` are the names in it, sorted, as they were when it was opened.
+    ``files`` and ``folders`` are the sorted names that it had when it was opened.
     """
 
     is_folder = True
@@ -63,9 +63,9 @@ class FolderSource(Source):
 
     def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """
-        Return the names of the files, and of the folders, in a folder below this one; empty for this one itself.
+        Return the sorted names of the files and of the folders in a subfolder; the empty name is this folder.
 
-        Links count as what they lead to; a folder below that cannot be listed is empty.
+        Links count as their targets; a subfolder that cannot be listed counts as empty.
 
         Raises:
             FileUnavailable: This folder itself may not be listed.
@@ -86,14 +86,14 @@ class FolderSource(Source):
         return found
 
     def has(self, name: str) -> bool:
-        """Say whether there is a file of this name; it may be in a folder below."""
+        """Return whether there is a file of this name, which may begin with a subfolder."""
         folder, _, own = name.rpartition("/")
         return own in self.names(folder)[0]
 
     def open(self, name: str) -> FileSource:
         """
-        Return the file under a name, which may be in a folder below. It is closed with the folder; of many files, those
-        that were read longest ago have no descriptor meanwhile.
+        Return the file of a name, which may begin with a subfolder. It is closed with the folder. Of many files, those
+        that were read longest ago give up their descriptors until they are read again.
 
         Raises:
             MalformedFile: The name could lead out of the folder.
@@ -107,7 +107,7 @@ class FolderSource(Source):
             return found
 
     def detached(self, name: str) -> FileSource:
-        """Return the file under a name, as ``open`` does; but it does not end with the folder."""
+        """Return the file of a name, as ``open`` does; but it is not closed with the folder."""
         self._check_open()
         path = os.path.join(self.path, name)
         return pooled(path, self.cancellation, partial(_open_in, self._directory, name))
@@ -118,11 +118,11 @@ class FolderSource(Source):
 
     def content(self, name: str, most: int) -> bytes:
         """
-        Return the content of a small file; it is no part of what is opened here.
+        Return the content of a small file, which does not count among the ``opened`` ones.
 
         Raises:
             LimitExceeded: It is larger than ``most`` bytes.
-            CkptoolError: What ``open`` raises.
+            CkptoolError: As ``open``.
         """
         with closing(self.detached(name)) as source:
             if source.nbytes > most:
@@ -130,7 +130,7 @@ class FolderSource(Source):
             return source.read(0, source.nbytes)
 
     def head(self, name: str, most: int) -> bytes:
-        """Return the first bytes of a file; nothing if it cannot be opened."""
+        """Return the first ``most`` bytes of a file; no bytes if it cannot be opened."""
         try:
             source = self.detached(name)
         except Failure:
@@ -139,26 +139,26 @@ class FolderSource(Source):
             return source.read(0, min(source.nbytes, most))
 
     def below(self, name: str) -> FolderSource:
-        """Return a folder in this one, not closed with it; raise FileUnavailable if it is a link, or is gone."""
+        """Return a subfolder, which is not closed with this one; raise FileUnavailable if it is a link or missing."""
         self._check_open()
         path = os.path.join(self.path, name)
         return FolderSource(path, self.cancellation, partial(_open_folder_in, self._directory, name))
 
     def adopt(self, source: Source) -> None:
-        """Close a source when this folder is closed."""
+        """Let this folder close a source when it is closed itself."""
         self._others.append(source)
 
     def is_link(self, name: str) -> bool:
-        """Say whether a name in it is that of a link."""
+        """Return whether the entry ``name`` is a link."""
         with self._directory as fd:
             return is_link(fd, name)
 
     def place_of(self, name: str) -> str:
-        """Return the path of a file or folder in it, for whoever wants to open that."""
+        """Return the path of a file or folder in it."""
         return os.path.join(self.path, name)
 
     def nbytes_of(self, name: str) -> int | None:
-        """Return the size of a file in it; None if it is not there any more."""
+        """Return the size of a file in it, in bytes; None if it is not there any more."""
         with self._directory as fd:
             try:
                 return system.stat_at(fd, name).st_size
@@ -174,7 +174,7 @@ class FolderSource(Source):
             yield from one.versions()
 
     def read(self, offset: int, nbytes: int) -> bytes:  # noqa: ARG002 - a source
-        """There is nothing to read: ``nbytes`` is 0."""
+        """Return no bytes: ``nbytes`` is 0."""
         self._check_open()
         return b""
 
@@ -186,13 +186,13 @@ class FolderSource(Source):
     def close(self) -> None:
         """Close the folder and its files."""
         self._is_closed = True
-        self._directory.rest()  # a file that was opened in it, and does not end with it, may need it again
+        self._directory.rest()  # not close(): a detached file may need it again
         for one in (*self._opened.values(), *self._others):
             one.close()
 
 
 def _scan(path: str) -> os._ScandirIterator[str]:
-    """Return the entries of a folder; raise an error of ours if no descriptor is left."""
+    """Return the entries of a folder; raise FileUnavailable if no descriptor is left, else OSError."""
     try:
         return os.scandir(path)
     except OSError as error:
@@ -204,7 +204,7 @@ def _scan(path: str) -> os._ScandirIterator[str]:
 
 @contextmanager
 def _said(path: str) -> Iterator[None]:
-    """Turn a lack of permission into an error of ours; a folder that is gone by now counts as empty."""
+    """Turn a lack of permission into FileUnavailable, and ignore other OSErrors: a folder that is gone is empty."""
     try:
         yield
     except OSError as error:
@@ -213,7 +213,7 @@ def _said(path: str) -> Iterator[None]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Say whether a name is one of a folder; a link that leads nowhere is taken for a file, which says so."""
+    """Return whether an entry is a folder; a broken link counts as a file, and opening it gives the error."""
     try:
         return entry.is_dir()
     except OSError:

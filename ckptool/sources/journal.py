@@ -1,18 +1,18 @@
 """
-The journal of an edit in place: what it overwrites and what it writes, in a file beside the one that is edited.
+The journal of an edit in place: the bytes that it overwrites and those that it writes, in a file beside the edited one.
 
     magic                     16 bytes
     head                      which file, its size before and after, the guards, how many changes
     offset, size              of each change, twice 64 bits
-    the bytes of each change  as they were, as far as the file went, and as they are to be
+    the bytes of each change  the old ones, up to the old end of the file, and then the new ones
     CRC-32                    of all of the above
 
 It is complete and on the disk when it gets its name. It is written in little-endian order.
 
-1. It counts only if it is a regular file with one name, of root, of the owner of the checkpoint or of this user, that
-   no other user may write: whoever may only add files to a folder changes no file by it, and blocks nobody.
-2. It is stale unless the edit can have left what is in the file: the old bytes, the new ones, or a mixture without a
-   whole guard, in which each byte is old, new or poison. A file that was saved over since is never written to.
+1. It counts only if it is a regular file with one name that belongs to root, the owner of the checkpoint or this user,
+   and that no other user may write. So whoever may only add files to a folder can neither change nor block a file.
+2. It is stale unless the file's content can come from the edit: the old bytes, the new ones, or a mixture without a
+   complete guard, in which each byte is old, new or poison. A file that was saved over since is never written to.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MOST_NBYTES: Final = 1 << 28
 _PIECE: Final = 1 << 16
 _END: Final = ".ckptool-undo"
 _LONGEST: Final = 255 - len(".new")
-"""Bytes that the name of a journal may have: what file systems allow, less the suffix of an incomplete one."""
+"""Bytes that the name of a journal may have: what file systems allow, less the suffix while it is being written."""
 _REMOVE: Final = "If the file is the one that you want, remove what has that name."
 
 State = Literal["none", "foreign", "unread", "damaged", "stale", "whole", "torn"]
-"""What has the name of a journal does not count, may not be read, is not what was written, or is not of what is in the
-file; or the file is the old one or the new one, or neither so far."""
+"""There is no journal; or it does not count (``foreign``), cannot be read, fails its checksum, or does not fit the
+content of the file (``stale``). Else the file is the old or the new one (``whole``), or neither (``torn``)."""
 
 
 def journal_path(path: str) -> str:
@@ -50,7 +50,7 @@ def journal_path(path: str) -> str:
 
 
 def journal_name(name: str) -> str:
-    """Return the name of the journal of a file in the same folder."""
+    """Return the name of the journal of a file, which is in the same folder."""
     found = f".{name}{_END}"
     if len(found) <= _LONGEST // 4 or len(os.fsencode(found)) <= _LONGEST:  # a character has at most four bytes
         return found
@@ -61,9 +61,10 @@ def journal_name(name: str) -> str:
 
 def refuse_edited(path: str, *states: str, fd: int | None = None, folder: int | None = None) -> None:
     """
-    Raise UnfinishedEdit if a file, which may be open, has a journal and one of these states: see ``journal.State``.
+    Raise UnfinishedEdit if the journal of a file has one of the given states, of ``State``.
 
-    ``path`` is a name where ``folder`` is a descriptor. One question to the system: files are opened by the thousand.
+    ``fd`` is a descriptor of the file, if it is open; with ``folder``, a descriptor, ``path`` is a name in that folder.
+    Without a journal this takes one system call: files are opened by the thousand.
     """
     if look(path, fd, folder).state in states:
         raise unfinished(path)
@@ -80,18 +81,18 @@ def unfinished(path: str) -> UnfinishedEdit:
 
 
 class Run(NamedTuple):
-    """Bytes of a file from an offset on."""
+    """Bytes at an offset of a file."""
 
     offset: int
     data: bytes
 
     @property
     def end(self) -> int:
-        """Offset of what follows."""
+        """Offset of the byte after the last."""
         return self.offset + len(self.data)
 
     def is_in(self, other: Run) -> bool:
-        """Say whether it begins inside another."""
+        """Return whether it begins inside another."""
         return other.offset <= self.offset < other.end
 
 
@@ -104,18 +105,18 @@ class Change(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What an edit makes of a file, and what undoes it."""
+    """The changes of an edit, with the old bytes that undo them."""
 
     inode: int
-    """The file's number: another file that has its name by now is none of this journal's."""
+    """The inode of the file: the journal does not count for another file that has its name by now."""
     nbytes: int
     new_nbytes: int
     guard: Run
-    """The bytes without which no reader takes the old file, eight at most."""
+    """Bytes, eight at most, without which no reader accepts the old file."""
     new_guard: Run
-    """Those without which none takes the new file, as many."""
+    """As many bytes without which no reader accepts the new file."""
     changes: tuple[Change, ...]
-    """No two of one byte; those of the guards are among them."""
+    """They do not overlap, and include the guards."""
 
     def encoded(self) -> bytes:
         """Return the bytes of the journal."""
@@ -130,7 +131,7 @@ class Journal(NamedTuple):
         return b"".join((*parts, checksum.to_bytes(_SUM_NBYTES, "little")))
 
     def state(self, fd: int) -> State:
-        """Return what the edit made of an open file so far."""
+        """Return whether an open file is ``whole``, ``torn``, or not of this edit (``stale``)."""
         status = os.fstat(fd)
         if status.st_ino != self.inode or not self.nbytes <= status.st_size <= self.new_nbytes:
             return "stale"
@@ -151,7 +152,7 @@ class Journal(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What has the name of a journal."""
+    """The state of a file's journal, why it does not count, and the journal itself if it can be read."""
 
     state: State
     why: str = ""
@@ -160,9 +161,9 @@ class Found(NamedTuple):
 
 def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
     """
-    Return what has the name of the journal of a file, and what it says of the file, which may be open.
+    Return the journal of a file, if there is one, and the state of the file by it.
 
-    ``path`` is a name where ``folder`` is a descriptor.
+    ``fd`` is a descriptor of the file, if it is open; with ``folder``, a descriptor, ``path`` is a name in that folder.
     """
     there = journal_path(path)
     try:
@@ -189,7 +190,7 @@ def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
 
 
 def told(path: str) -> tuple[str, str]:
-    """Return what is to be said of what has the name of the journal of a file that was read, and a hint."""
+    """Return the text of a remark about the journal beside a file that was read, and a hint."""
     state, why, _ = look(path)
     name = repr(os.path.basename(journal_path(path)))
     if state in ("whole", "torn", "none"):
@@ -201,7 +202,7 @@ def told(path: str) -> tuple[str, str]:
 
 
 def _foreign(journal: os.stat_result, file: os.stat_result) -> str:
-    """Return why what has the name of a file's journal does not count; nothing if it may."""
+    """Return why a journal with this status does not count for a file; an empty text if it may count."""
     if not stat.S_ISREG(journal.st_mode):
         return "it is no regular file"
     if journal.st_nlink > 1:
@@ -214,7 +215,7 @@ def _foreign(journal: os.stat_result, file: os.stat_result) -> str:
 
 
 def _judged(data: bytes, fd: int) -> Found:
-    """Return what the bytes of a journal say of an open file."""
+    """Return the journal in ``data`` and the state of the open file by it."""
     content, checksum = memoryview(data)[:-_SUM_NBYTES], data[-_SUM_NBYTES:]
     if len(content) < _HEAD.size or crc32(content).to_bytes(_SUM_NBYTES, "little") != checksum:
         return Found("damaged", "its checksum does not match")
@@ -233,17 +234,17 @@ def _judged(data: bytes, fd: int) -> Found:
 
 
 def has(fd: int, run: Run) -> bool:
-    """Say whether an open file has these bytes."""
+    """Return whether an open file has these bytes at their offset."""
     return system.read_at(fd, len(run.data), run.offset) == run.data
 
 
 def poison_like(guard: Run) -> bytes:
-    """Return what no reader takes in place of a guard: a byte that no magic, opcode or sensible length has."""
+    """Return bytes that no reader accepts in place of a guard: 0xFF is in no magic, opcode or sensible length."""
     return b"\xff" * len(guard.data)
 
 
 def poisoned_at(guard: Run, run: Run) -> bytes:
-    """Return the bytes of a run, with poison where a guard is, or what of it is in the run."""
+    """Return the bytes of a run, with poison where it overlaps a guard."""
     at, data = guard.offset - run.offset, run.data
     begin = max(at, 0)
     stop = max(begin, min(at + len(guard.data), len(data)))

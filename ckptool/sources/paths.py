@@ -1,7 +1,7 @@
 """
-Paths and addresses: what is there, what it probably is, and what to call it in messages, in commands and as a copy.
+Paths and addresses: what exists there, what it probably is, and its name in messages, in commands and as a copy.
 
-What is said of an address leaves out what is secret in it.
+Names of addresses leave out what may be secret in them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
 
 INDEX: Final = ".index.json"
 _LASTS: Final = 2.0
-"""Seconds that a listing is good for: by then a change shows in the time of the directory, however coarse that is."""
+"""Seconds that a listing is kept; a later change shows in the time of the directory, even where that is coarse."""
 
 # fmt: off
 UNTOLD: Final = frozenset((
@@ -36,19 +36,19 @@ _PACKED: Final = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst")
 
 
 def is_likely(name: str) -> bool:
-    """Say whether a file of this name is probably a checkpoint."""
+    """Return whether a file of this name is probably a checkpoint."""
     return name.lower().endswith(_SUFFIXES)
 
 
 def is_likely_packed(name: str) -> bool:
-    """Say whether a file of this name is probably a checkpoint, or one that was compressed."""
+    """Return whether a file of this name is probably a checkpoint, or one that was compressed."""
     stem, suffix = os.path.splitext(name)
     return is_likely(stem if suffix.lower() in _PACKED else name)
 
 
 def near_to(path: str) -> str | None:
-    """Return the path that was probably meant by one that is not there: of a file in the same folder; or None."""
-    from difflib import get_close_matches  # most paths are there
+    """Return the path of a file in the same folder that a missing path probably means; None if none is similar."""
+    from difflib import get_close_matches  # most paths exist
 
     folder, name = os.path.split(path)
     names = directory_entries(folder or os.curdir)[:_MOST_NAMES]
@@ -58,7 +58,7 @@ def near_to(path: str) -> str | None:
 
 
 def is_below(root: str, path: str) -> bool:
-    """Say whether a path, its links followed, is inside a folder, and in none of its folders that are left out."""
+    """Return whether a path, its links followed, is inside a folder, and in none of the ``UNTOLD`` folders in it."""
     inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).split(os.sep)
     return os.pardir not in inside and UNTOLD.isdisjoint(inside)
 
@@ -67,8 +67,8 @@ def directory_entries(path: str, *, folders: bool = False) -> Sequence[str]:
     """
     Return the names of the regular files in a directory, or of its folders, sorted; none if it cannot be listed.
 
-    Of thousands of files that are opened one after the other, each asks: what was listed lasts for two seconds, unless
-    the directory has changed since, or a moment before.
+    Every file that is opened calls this, of a folder with thousands, so a listing is kept for two seconds, unless the
+    directory has changed since, or just before.
     """
     try:
         status, now = os.stat(path), time.time()
@@ -85,7 +85,7 @@ def _listed(path: str, folders: bool, *_identity: float) -> tuple[str, ...]:
 
 
 def first_bytes(path: str, most_nbytes: int) -> bytes:
-    """Return what a file begins with; no bytes where it cannot be read."""
+    """Return the first bytes of a file, up to ``most_nbytes``; no bytes if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as stream:
             return stream.read(most_nbytes)
@@ -94,12 +94,12 @@ def first_bytes(path: str, most_nbytes: int) -> bytes:
 
 
 def exists(path: str) -> bool:
-    """Say whether anything has this path."""
+    """Return whether anything has this path, a broken link included."""
     return os.path.lexists(path)
 
 
 def is_same_file(one: str, other: str) -> bool:
-    """Say whether two paths lead to one file that is there."""
+    """Return whether two paths name the same existing file."""
     try:
         return os.path.samefile(one, other)
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def is_same_file(one: str, other: str) -> bool:
 
 
 def is_far(path: str) -> bool:
-    """Say whether this is the address of something that is read, or written to, far away."""
+    """Return whether this is the address of something remote."""
     if "://" not in path:
         return False
     from ckptool.sources.address import is_address
@@ -116,17 +116,17 @@ def is_far(path: str) -> bool:
 
 
 def is_relative(path: str) -> bool:
-    """Say whether a path starts from the folder that a process is in."""
+    """Return whether a path is relative to the working directory."""
     return not (is_far(path) or os.path.isabs(path))
 
 
 def is_folder(path: str) -> bool:
-    """Say whether a path leads to a folder, or an address is that of one."""
+    """Return whether a path names a folder, or an address ends with a slash."""
     return path.endswith("/") if is_far(path) else os.path.isdir(path)
 
 
 def below(folder: str, name: str) -> str:
-    """Return the path of something in a folder; of an address, reached in the same way."""
+    """Return the path of a name in a folder; for an address, an address with the same options."""
     path = os.path.join(folder, name)
     if not is_far(folder):
         return path
@@ -136,7 +136,7 @@ def below(folder: str, name: str) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return what to call a file in messages: its path; of an address, of any scheme, what is not secret in it."""
+    """Return the name of a file for messages: its path; an address of any scheme without what may be secret."""
     text = os.fspath(path)
     if "://" not in text:
         return text
@@ -146,7 +146,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 
 
 def local_name(path: str) -> str:
-    """Return what a copy of a file would be called here: its path; of an address, the name at its end."""
+    """Return the name for a local copy of a file: its path; for an address, the last part of it."""
     shown = shown_path(path)
     return shown.rpartition("/")[2] if "://" in shown else path
 
@@ -155,8 +155,8 @@ def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequ
     """
     Return a command line for the shell of this system.
 
-    ``options`` are those of the verb, each value of a sequence one option; what is false or empty is left out.
-    ``words`` follow them as they are.
+    ``options`` are those of the verb; a sequence gives the option once for each value, and false or empty ones are left
+    out. ``words`` follow them as they are.
     """
     shown = f"./{path}" if path.startswith("-") else shown_path(path)  # or it would be taken for an option
     return system.command_line("ckptool", verb, shown, *_spelled(options), *words)

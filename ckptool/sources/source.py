@@ -1,13 +1,11 @@
 """
-Sources of bytes: what all have in common, and those that need no file system.
+Sources of bytes: their base classes, and those that need no file system. Also ``Meter``, which reports progress.
 
-A source never has a current position, so threads can share it. Reads are exact: fewer bytes than asked for means
-that the file changed meanwhile, because every caller has compared its claim with ``nbytes`` first.
+A source has no current position, so threads can share it. Reads are exact: every caller compares its range with
+``nbytes`` first, so fewer bytes than requested mean that the file changed meanwhile.
 
-A source carries the cancellation of the call that it was opened for to whatever works on it. Its own reads are made in
-steps then, with a check before each; a read of more than one step takes twice its memory for a moment.
-
-How far the reading of a file has come, for whoever wants to show it.
+A source carries the cancellation of the call that it was opened for to whatever works on it. Its reads are then made
+in steps, with a check before each; a read of more than one step takes twice its memory for a moment.
 """
 
 from __future__ import annotations
@@ -29,35 +27,36 @@ class Source:
     """
     ``nbytes`` bytes that can be read at any position.
 
-    Most sources are near and plain: no file holds their bytes as they are, and there is nothing to release.
+    The defaults of the methods are for sources in memory: no file holds their bytes as they are, and there is nothing
+    to release.
     """
 
     __slots__ = ()
     nbytes: int
     """Size in bytes."""
     cancellation: Cancellation | None = None
-    """What stops reads, and what they are made for; None if nothing does."""
+    """Stops reads and the work that they are part of; None if nothing does."""
     is_compressed = False
-    """Whether each read inflates the whole content anew: who reads it more than once keeps it in memory."""
+    """Whether each read inflates the whole content anew: callers that read more than once should keep it in memory."""
     is_folder = False
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return exactly ``nbytes`` bytes from ``offset``. Both must lie inside the source."""
+        """Return exactly ``nbytes`` bytes from ``offset``. The range must be inside the source."""
         raise NotImplementedError
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer with the bytes from ``offset``: what ``read`` does, without new memory for each piece."""
+        """Fill a buffer with the bytes from ``offset``, as ``read``, but in steps without memory for all of them."""
         step = buffer.nbytes if self.is_compressed else STEP_NBYTES
         for start in range(0, buffer.nbytes, step or 1):
             count = min(step, buffer.nbytes - start)
             buffer[start : start + count] = self.read(offset + start, count)
 
-    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - of most, no file has the bytes
-        """Return the offset in the file itself; None where the file does not hold these bytes as they are."""
+    def file_offset(self, offset: int) -> int | None:  # noqa: ARG002 - the default of sources in memory
+        """Return the offset of a byte in the file itself; None if the file does not hold these bytes as they are."""
         return None
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Say what will be read next, in the order of the file; only where it is far away that makes a difference."""
+        """Announce the ranges that will be read next, in the order of the file; only remote sources make use of it."""
 
     def versions(self) -> Iterator[tuple[str, tuple[object, ...]]]:
         """Yield the path of each file that was opened so far, and what identifies its version."""
@@ -67,7 +66,7 @@ class Source:
         """Raise SourceChanged if a file is known to have changed since it was opened."""
 
     def close(self) -> None:
-        """Release what the source holds. Reading afterwards is an error."""
+        """Release files and memory. Reading afterwards is an error."""
 
 
 class StepwiseSource(Source):
@@ -86,27 +85,27 @@ class StepwiseSource(Source):
 
 
 class SourceInFolder(Source):
-    """A file that can open files of the same folder; these belong to it, and are closed with it."""
+    """A file that can open others in the same folder, which are closed with it."""
 
     path: str
     """Its name in messages."""
     version: tuple[object, ...] = ()
-    """What identifies this version of the file: sizes, times, tags; empty where nothing is known."""
+    """Identifies this version of the file by size, time or tag; empty if nothing is known."""
 
     def __init__(self) -> None:
         self._siblings: list[SourceInFolder] = []
 
     @property
     def place(self) -> tuple[int, int]:
-        """What identifies the file: no two files have the same."""
+        """Identifies the file: no two open files have the same, and two paths of one file do if that is known."""
         raise NotImplementedError
 
     def open_sibling(self, name: str) -> SourceInFolder:
         """
-        Return a file that this one names.
+        Return the file in the same folder whose name this file contains.
 
         Raises:
-            CkptoolError: It is missing, or not to be opened by what a file says.
+            CkptoolError: It is missing, or its name or a link could lead out of the folder.
         """
         found = self._open_beside(name)
         self._siblings.append(found)
@@ -133,22 +132,22 @@ class SourceInFolder(Source):
 
 
 class FarSource(Source):
-    """A source far away: each read may take a while, and many at once take no longer than one."""
+    """A remote source: a read may take a while, and several at once take no longer than one."""
 
     unchecked: Source
-    """The same bytes, of which nothing is compared with anything."""
+    """The same bytes, without the comparisons of ``compare_later``."""
 
     def compare_later(self, ranges: Sequence[tuple[int, int]], compare: Compare, what: str) -> None:
-        """Call ``compare`` with the number of each range, which are in order, when bytes of it are first read."""
+        """Call ``compare`` with the index of a range when bytes of it are first read; ``ranges`` are in order."""
         raise NotImplementedError
 
     def notes(self) -> Iterator[str]:
-        """Yield what was left unread of the index, and was not compared since."""
+        """Yield the texts ``what``, with counts, of ``compare_later`` for comparisons that were not made yet."""
         raise NotImplementedError
 
 
 def far_under(source: Source) -> tuple[FarSource, int] | None:
-    """Return the far source that a source is a slice of, and where in it that begins; None for all that is near."""
+    """Return the remote source that a source is a slice of, and the slice's offset in it; None for local ones."""
     start = 0
     while isinstance(source, SliceSource):
         start += source.start
@@ -157,7 +156,7 @@ def far_under(source: Source) -> tuple[FarSource, int] | None:
 
 
 class StreamSource(StepwiseSource):
-    """A file object that can seek. Reads take turns, and leave its position where they ended."""
+    """A file object that can seek. Reads take turns, and move its position to their end."""
 
     def __init__(self, stream: BinaryIO, cancellation: Cancellation | None = None, *, owned: bool = False) -> None:
         self.cancellation = cancellation
@@ -204,7 +203,7 @@ class BytesSource(StepwiseSource):
     ) -> None:
         self.cancellation = cancellation
         self.packed_nbytes = packed_nbytes
-        """Size of the file that they were inflated from; None if they were not."""
+        """Size of the compressed file that they come from; None if they come from none."""
         self._data = memoryview(data).cast("B")
         self._is_file = is_file
         self._closed = False
@@ -263,10 +262,10 @@ def changed(offset: int, needed: int, actual: int, path: str | None = None) -> S
 
 class ReadAhead:
     """
-    Many small reads in rising order, with few calls and few bytes.
+    Serves many small reads in rising order with few calls, and without reading much more than they need.
 
-    Reads that lie close together share blocks, larger the more of them there are; a read far from the last one
-    fetches little more than it needs, so that walking the headers of a large file does not read the data between them.
+    Reads close together share a block, and blocks grow as such reads go on. A read far from the last one fetches little
+    more than it needs, so that walking the headers of a large file does not read the data between them.
     """
 
     BLOCK = 65_536
@@ -284,7 +283,7 @@ class ReadAhead:
         return block[begin : begin + nbytes]
 
     def window(self, offset: int, nbytes: int) -> tuple[bytes, int]:
-        """Return the block that holds what ``read`` would return, and where in the block that begins."""
+        """Return the block that contains what ``read`` would return, and the offset of that in the block."""
         begin = offset - self._start
         if begin < 0 or begin + nbytes > len(self._block):
             near = 0 <= begin <= len(self._block) + self.SINGLE
@@ -296,11 +295,11 @@ class ReadAhead:
 
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes that were read so far, and those to be read in all, about as many."""
+"""Called with how many bytes were read so far, and about how many are to be read in all."""
 
 
 class Meter:
-    """Counts what is read, and says so after each piece. Of one thread."""
+    """Counts the bytes that one thread reads, and reports progress after each piece."""
 
     __slots__ = ("_progress", "done", "total")
 

@@ -1,4 +1,4 @@
-"""Small files of TOML that people write for ckptool: policies and recipes."""
+"""Read small text files that people write for ckptool: policies and recipes, in TOML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptool.sources.files import open_source
 
 def read_text(path: str) -> bytes:
     """
-    Return the content of a small file as UTF-8, whatever way of writing text its first bytes announce.
+    Return the content of a small file as UTF-8; a byte order mark may say that it is UTF-16.
 
     Raises:
         FileUnavailable: It cannot be read.
@@ -25,15 +25,15 @@ def read_text(path: str) -> bytes:
 
 def read_toml(path: str, kind: str, hint: str) -> dict[str, Any]:
     """
-    Return the table in a file of TOML; ``kind`` and ``hint`` are those of the error.
+    Return the table in a file of TOML; ``kind`` and ``hint`` are for the error if it is malformed.
 
     Raises:
-        MalformedFile: It is no TOML.
+        MalformedFile: It is not TOML, or nested too deep.
         FileUnavailable: It cannot be read.
         MissingPackage: This Python cannot read TOML, and tomli is not installed.
     """
     try:
-        import tomllib  # Python 3.10, which ended in 2026, has none
+        import tomllib  # Python 3.10, whose support ended in 2026, has none
     except ImportError:
         try:
             import tomli as tomllib  # type: ignore[no-redef]

@@ -1,9 +1,9 @@
 """
-Whether a file is still the one that it was: while it is open, under its path, and in a later run.
+Whether a file has changed: while it is open, under its path, and between runs.
 
-1. What is open is compared with its status when it was opened: ``check_same``, and ``check_names`` for several files.
-2. ``version_under`` is for whoever watches a path: it is another one after each write, and after each replacement.
-3. ``stamp_of`` goes by sizes and times alone: it is that of a copy, too, and the same after a restart.
+1. An open file is compared with its status when it was opened: ``check_same``, and ``check_names`` for several files.
+2. ``version_under`` is for watching a path: it differs after each write, and after each replacement.
+3. ``stamp_of`` depends on sizes and times alone: a copy with the same time has the same stamp, also in a later run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ckptool.sources.source import SourceInFolder
 
 _COMMITTING: Final = ".metadata"
 _POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
-"""What writers of several files write last: the index, and the name of the folder below that has the save."""
+"""Files that writers of several files write last: the index, and the name of the subfolder that has the save."""
 _DEEPEST: Final = 4
 _MOST_WATCHED: Final = 10_000
 _MOST_FILES: Final = 100_000
 _SPREAD: Final = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: no likely difference in time makes up for a difference in size times this."""
+"""2**64 divided by the golden ratio: a likely difference in time cannot cancel a difference in size times this."""
 AGAIN: Final = "Read it again once it is complete."
 
 
@@ -36,13 +36,13 @@ def identity_of(status: os.stat_result) -> tuple[int, ...]:
 
 def check_same(path: str, before: os.stat_result, now: os.stat_result) -> None:
     """
-    Raise SourceChanged if an open file was written to since, or is another one.
+    Raise SourceChanged if an open file was written to since ``before``, or is another one.
 
-    A file that was removed, or that another was renamed over, is whole as long as it is open: that is no change.
+    A file that was removed, or that another was renamed over, stays complete while it is open: that is no change.
     """
     *facts, changed_at = identity_of(before)
     *facts_now, changed_now = identity_of(now)
-    # Another file that is renamed over this one takes its name away, which counts as a change of its status.
+    # A file that loses its name, to another one that is renamed over it, gets a new time of change, but no new content.
     is_unnamed = now.st_nlink < before.st_nlink
     if facts != facts_now or (changed_at != changed_now and not is_unnamed):
         raise SourceChanged("the file was changed while it was being read", hint=AGAIN, path=path)
@@ -50,9 +50,9 @@ def check_same(path: str, before: os.stat_result, now: os.stat_result) -> None:
 
 def check_names(files: Collection[SourceInFolder]) -> None:
     """
-    Raise SourceChanged if some names of several files lead to others by now: what was opened may be of two saves.
+    Raise SourceChanged if some, but not all, of the files were replaced: the open ones may be of two saves.
 
-    If all of them do, or are gone, the whole folder was replaced, and what was opened is of the one before.
+    If all were replaced or removed, the whole folder was, and the open files are all of the one before.
     """
     replaced = [one for one in files if (file_identity(one.path) or ())[:2] != one.place]
     if 0 < len(replaced) < len(files):
@@ -61,24 +61,24 @@ def check_names(files: Collection[SourceInFolder]) -> None:
 
 def version_under(path: str | os.PathLike[str], cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
     """
-    Return a key that changes when what is under a path or an address is replaced or written to; None if nothing is.
+    Return a key that changes when the file or folder at a path or address is replaced or written to; None if none is.
 
-    Of a path it is ``file_identity``; of an address, what its server says of the version, which takes a request.
+    For a path it is ``file_identity``; for an address, what its server reports of the version, in one request.
     """
     text = os.fspath(path)
     if not is_far(text):
         return file_identity(path)
-    from ckptool.sources.remote.opening import remote_version  # few files are far away
+    from ckptool.sources.remote.opening import remote_version  # few files are remote
 
     return remote_version(text, cancellation)
 
 
 def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
     """
-    Return a key that changes when the file under a path is replaced or written to; None if there is nothing.
+    Return a key that changes when the file at a path is replaced or written to; None if there is nothing.
 
-    That of a folder changes when a file in it does, or below if it holds none itself that may be a checkpoint; it
-    begins with device and inode, as that of a file.
+    The key of a folder changes when a file in it does, or one in its subfolders unless it has checkpoints itself. Every
+    key begins with device and inode.
     """
     try:
         status = os.stat(path)
@@ -89,7 +89,7 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[object, ...] | None:
 
 def is_committed(found: tuple[object, ...], loaded: tuple[object, ...] | None) -> bool:
     """
-    Say whether what is under a path now can be another save than the one that was loaded, by their identities.
+    Return whether what is at a path now can be a complete new save, from its ``file_identity`` and the loaded one's.
 
     Writers of several files replace the index last: as long as it is the old one, the save is not finished.
     """
@@ -102,7 +102,7 @@ def _marks(identity: tuple[object, ...]) -> object:
 
 
 def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
-    """Return device, inode, the identities of indexes, and those of all files, of a folder and those below it."""
+    """Return device and inode of a folder, the identities of its indexes, and those of all its files."""
     marks: list[object] = []
     files: list[object] = []
     for place, inside in _walked(path, _MOST_WATCHED):
@@ -112,39 +112,39 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
             if name.endswith(INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
                 marks.append(found)
         if is_here:
-            break  # what is meant is here, whatever is below
+            break  # the checkpoint is here, whatever the subfolders hold
     return status.st_dev, status.st_ino, tuple(marks), tuple(files)
 
 
 def _walked(path: str, most: int) -> Iterator[tuple[str, list[tuple[str, os.stat_result]]]]:
-    """Yield a folder and those below it in order, each with its files: so many in all."""
+    """Yield a folder and its subfolders in order, each with its files and their status: ``most`` files in all."""
     for place, folders, names in os.walk(path):
         if place.count(os.sep) - path.rstrip(os.sep).count(os.sep) >= _DEEPEST:
             folders.clear()
         folders.sort()
         found = []
         for name in sorted(names)[:most]:
-            with suppress(OSError):  # it was there a moment ago
+            with suppress(OSError):  # it may have been removed since the listing
                 found.append((name, os.stat(os.path.join(place, name))))
         most -= len(found)
         yield place, found
 
 
 class Stamp(NamedTuple):
-    """Size and time of a file; of a folder, of all its files together, and the latest. Far away, size and tag."""
+    """Size and time of a file; of a folder, the total size and the latest time; of a remote file, size and tag."""
 
     nbytes: int
     mtime_ns: int | None
     version: str
-    """Of a file made of both; of a folder, of the names, sizes and times of all files in it and four levels below."""
+    """A digest of both; for a folder, of the names, sizes and times of all files in it and four levels below."""
     etag: str | None = None
 
 
 def stamp_of(path: str) -> Stamp | None:
     """
-    Return the stamp of what is under a path; None if nothing is. Far away it is what was listed; None where it was not.
+    Return the stamp of a path; None if nothing is there. That of an address comes from its listing; None without one.
 
-    An index of shards has the stamp of its folder: the shards are in it.
+    An index of shards has the stamp of its folder, which has the shards.
     """
     if is_far(path):
         from ckptool.sources.address import as_remote
@@ -165,7 +165,7 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def stamp_of_version(version: tuple[object, ...]) -> Stamp | None:
-    """Return the stamp of a file far away by what its server says of the version: size, tag, date; None of nothing."""
+    """Return the stamp of a remote file from its version (size, tag, date); None if the size is not known."""
     nbytes, tag = (*version[:2], None, None)[:2]
     if not isinstance(nbytes, int):
         return None
@@ -182,6 +182,6 @@ def _of_folder(path: str) -> Stamp:
 
 
 def _hashed(facts: object) -> str:
-    from hashlib import sha256  # it takes a while, and one file here needs none
+    from hashlib import sha256  # slow to import, and a single local file does not need it
 
     return sha256(repr(facts).encode(errors="surrogatepass")).hexdigest()[:16]

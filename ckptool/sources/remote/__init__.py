@@ -1,1 +1,1 @@
-"""Files far away, read by ranges: the one place that talks to a network, imported only when an address is given."""
+"""Remote files, read by ranges: the only package that uses the network, imported only when an address is given."""

@@ -1,10 +1,8 @@
 """
-Open buckets of stores (Amazon's S3 and what speaks like it, Google's, Azure's) with ``obstore``; find the keys.
+Buckets of stores (Amazon's S3 and compatible ones, Google's, Azure's), opened with ``obstore``, and ranges of objects.
 
-Keys come from the environment, from the machine, or from the profiles of AWS where boto3 is there to read them. What
-the library says in its errors is not passed on: it may have an address with a signature in it.
-
-Ranges of an object in a store (Amazon's S3 and what speaks like it, Google's, Azure's).
+Keys come from the environment, from the machine, or from the profiles of AWS if boto3 is installed to read them. The
+texts of the library's errors are not passed on: they may contain an address with a signature.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 _RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
 _CONNECTING: Final = timedelta(seconds=10)
 _ANSWERING: Final = timedelta(seconds=120)
-"""For one answer, of 8 MiB at most."""
+"""The timeout of one answer, of 8 MiB at most."""
 _COPYING: Final = timedelta(seconds=900)
-"""For one answer where an object may be copied inside the store meanwhile, of 5 GiB at most."""
+"""The timeout of one answer while the store may copy an object, of 5 GiB at most."""
 _COMMAND: Final = 'pip install "ckptool[remote]"'
 _KEYS: Final = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "Set GOOGLE_APPLICATION_CREDENTIALS",
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""How to provide keys, by scheme."""
+"""Hints how to provide keys, by scheme."""
 
 
 class Bucket:
-    """A bucket, how it is reached, and what its errors mean. ``key`` is the rest of the address: a name or a prefix."""
+    """An open bucket. ``key`` is the rest of the address: the name of an object, or a prefix."""
 
     def __init__(self, remote: Remote, *, writes: bool = False) -> None:
         self.remote = remote
@@ -57,7 +55,7 @@ class Bucket:
 
     def find(self, key: str | None = None) -> tuple[str | None, int] | None:
         """
-        Return the tag and the size of an object, of the one that the address names if none is; None if there is none.
+        Return the tag and the size of an object, by default the one of the address; None if there is no such object.
 
         Raises:
             CkptoolError: The store cannot be asked.
@@ -70,14 +68,14 @@ class Bucket:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raise errors of ours for those of the library."""
+        """Turn errors of the library into ours."""
         try:
             yield
         except Exception as error:
             raise self.explained(error) from error
 
     def explained(self, error: Exception) -> CkptoolError:
-        """Return the error for one of the library's, by its class and the words that are known to be in it."""
+        """Return our error for one of the library, by its class and by known words in its text."""
         if isinstance(error, CkptoolError):
             return error
         known, text = self.library.exceptions, str(error)
@@ -112,7 +110,7 @@ class Bucket:
         return FileUnavailable("no keys for the store were found", kind="credentials", hint=self._keys())
 
     def _reached(self) -> Any:
-        """Return the library's store for the bucket, with the options by which it is reached."""
+        """Return the library's store object for the bucket, made with the options of the address."""
         stores, remote = self.library.store, self.remote
         answering = _COPYING if self._writes else _ANSWERING
         client: dict[str, Any] = {"connect_timeout": _CONNECTING, "timeout": answering}
@@ -137,10 +135,10 @@ class Bucket:
             raise FileUnavailable("the store cannot be set up", kind="credentials", hint=hint) from error
 
     def _amazon(self) -> dict[str, Any]:
-        """Return where a bucket is, and who signs: the library reads the environment, and boto3 everything else."""
+        """Return options for S3: the region, and boto3's credentials unless the environment, or nobody, gives keys."""
         options = {} if self.remote.region is None else {"region": self.remote.region}
         if self._writes:
-            options["copy_if_not_exists"] = "multipart"  # a copy is completed only where nothing has its name
+            options["copy_if_not_exists"] = "multipart"  # a copy is completed only if its name is free
         if self.remote.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
             return options
         try:
@@ -169,7 +167,7 @@ _PIECE_NBYTES: Final = 256 << 10
 
 
 class StoredFile(Transport):
-    """An object of a store."""
+    """Fetches ranges of an object of a store."""
 
     def __init__(
         self,
@@ -179,7 +177,7 @@ class StoredFile(Transport):
         bucket: Bucket | None = None,
         listed: tuple[str | None, int] | None = None,
     ) -> None:
-        """Take an object by its address; ``bucket`` is another way to its store, ``listed`` its tag and size there."""
+        """Prepare to read an object; ``bucket`` is its bucket if that is open, ``listed`` its tag and size if known."""
         self.shown = remote.shown
         self._cancellation = cancellation
         self._bucket = Bucket(remote) if bucket is None else bucket
@@ -192,19 +190,19 @@ class StoredFile(Transport):
 
     def tail(self, nbytes: int) -> Tail:
         """
-        Return the last bytes.
+        Return the last ``nbytes`` bytes, and the size of the object.
 
         Raises:
             FileUnavailable: The object cannot be read; the message says why.
         """
         if self._listed is not None:
             return self._end(nbytes, self._listed[1])
-        if self._bucket.scheme == "az":  # which has no ranges from the end
+        if self._bucket.scheme == "az":  # Azure has no ranges counted from the end
             return self._tail_by_size(nbytes)
         try:
             found = self._get({"range": {"suffix": nbytes}})
         except FileUnavailable as error:
-            if error.kind != "no-ranges":  # that of an empty object, perhaps
+            if error.kind != "no-ranges":  # the answer for an empty object, too
                 raise
             return self._tail_by_size(nbytes)
         return Tail(found, self._nbytes)
@@ -253,5 +251,5 @@ class StoredFile(Transport):
 
 
 def _bare(tag: str | None) -> str | None:
-    """Return a tag without quotes and the mark of a weak one: some lists have these, others do not."""
+    """Return a tag without quotes and the prefix of a weak one, which listings have or leave out."""
     return tag.removeprefix("W/").strip('"') if tag is not None else None

@@ -1,7 +1,7 @@
 """
 Files of repositories on the Hugging Face hub: ``hf://ORG/NAME[@REVISION][/FILE]``.
 
-A revision is resolved to its commit once: what is read afterwards cannot change.
+A revision is resolved to its commit once, so what is read afterwards cannot change.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _WHOLE: Final = (
     "diffusion_pytorch_model.safetensors",
     "adapter_model.safetensors",
 )
-"""What the file of the weights is called, in the order in which transformers and others look for it."""
+"""Names of the file with the weights, in the order in which transformers and others look for them."""
 
 
 def resolve(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
     """
-    Return the address of a file on the web, and the headers that say who asks.
+    Return the web address of a file, and the headers that identify the user.
 
     Raises:
         FileUnavailable: There is no such repository, revision or file, or it is not open to everybody.
@@ -50,7 +50,7 @@ def resolve(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
 
 def listed(remote: Remote) -> list[Remote]:
     """
-    Return the addresses of all files of a repository, at the commit that it is at now.
+    Return the addresses of all files of a repository, at the current commit of its revision.
 
     Raises:
         FileUnavailable: There is no such repository or revision, or it is not open to everybody.
@@ -103,7 +103,7 @@ def _pick(names: Sequence[str], remote: Remote) -> str:
 
 
 def _explained(error: Exception, repository: str) -> CkptoolError:
-    """Return the error for one of huggingface_hub's, by the name of its class: where that is defined has changed."""
+    """Return our error for one of huggingface_hub, by the name of its class, whose module differs between versions."""
     kinds = {cls.__name__ for cls in type(error).__mro__}
     if "GatedRepoError" in kinds:
         hint = "Ask for access on its page, then sign in: hf auth login"

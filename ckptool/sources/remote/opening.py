@@ -1,12 +1,13 @@
 """
-Open a file far away by its address, as a source: few requests, several at once, and bounded memory.
+Open a remote file by its address, as a source: few requests, several at once, and bounded memory.
 
-The tail comes first: it tells the size, and zips are read from there; then the head. Readers say with ``prefetch`` what
-comes next. What a reader left unread of an index, as the payloads tell it too, is compared when these are read.
+The tail is fetched first: the answer has the size, and zips are read from there; then the head. Readers announce with
+``prefetch`` what they read next. A part of an index that a reader skips, because the payloads repeat it, is compared
+with them when they are read.
 
-File objects of fsspec (s3fs, gcsfs, adlfs, huggingface_hub and others) fetch ranges. Their own ``read`` keeps blocks
-around what is read, of megabytes each: to look at an index costs as much as the file then. The file system that an
-object belongs to gives ranges as they are asked for.
+File objects of fsspec (s3fs, gcsfs, adlfs, huggingface_hub and others) are read by ranges, too. Their own ``read``
+fetches blocks of megabytes around each read, so an index would cost as much as the file. So the ranges are requested
+from the file system that the object belongs to.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ if TYPE_CHECKING:
 
 
 _WHOLE_NBYTES: Final = 8 << 20
-"""A file of this size is fetched as a whole: that takes less time than asking for parts of it."""
+"""A file up to this size is fetched as a whole: that takes less time than requests for parts of it."""
 _MOSTLY_INDEX: Final = 8
-"""A file of up to twice that size is, too, if the directory at its end is at least an eighth of it: what is read of it
-then, the names once more and headers between small payloads, is most of the file."""
+"""So is a zip of up to twice that size whose directory is at least an eighth of it: reading its index, with the headers
+between small payloads, would fetch most of it anyway."""
 _END: Final = Struct("<4s8x2L2x")
-"""The last record of a zip without a comment: how large its directory is, and where it begins."""
+"""The last record of a zip without a comment: the size and the offset of its directory."""
 TAIL_NBYTES: Final = 256 << 10
 _SLACK: Final = 512
-"""Fetched around what was announced: the header before a payload, and the descriptor after it."""
+"""Bytes fetched around an announced range: the header before a payload, and the descriptor after it."""
 
 
 class Beside(SourceInFolder):
-    """A file far away. Files that were opened beside it are closed with it, and so are the threads that fetch them."""
+    """A remote file. Files that it opened in its folder are closed with it, and so are the threads that fetch them."""
 
     def __init__(self, path: str, open_named: Callable[[str], SourceInFolder], fetchers: Fetchers | None) -> None:
-        """``open_named`` opens a name in the folder of ``path``; ``fetchers`` end with this one."""
+        """``open_named`` opens a name in the folder of ``path``; ``fetchers`` are closed with this source."""
         super().__init__()
         self.path = path
         self._open_named = open_named
@@ -68,7 +69,7 @@ class Beside(SourceInFolder):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Another for each open file: whether two names lead to one file is not known far away."""
+        """Different for each open file: whether two remote names are one file is not known."""
         return id(self), 0
 
     def close(self) -> None:
@@ -78,7 +79,7 @@ class Beside(SourceInFolder):
 
 
 class RemoteSource(Beside, FarSource):
-    """A file that a transport fetches ranges of, all of one version."""
+    """A remote file, read by ranges of one version that a transport fetches."""
 
     def __init__(
         self,
@@ -92,14 +93,14 @@ class RemoteSource(Beside, FarSource):
         first: int = LEAST_NBYTES,
     ) -> None:
         """
-        Take over a transport, and the end of its file.
+        Take over a transport, and the tail of its file.
 
-        ``shares`` says that the threads are another's, and do not end with this one; ``first`` is how much of the
-        beginning is fetched with the first read.
+        ``shares`` says that other sources use the fetchers, which are not closed with this one; ``first`` is how many
+        bytes of the beginning are fetched with the first read.
         """
         super().__init__(transport.shown, open_named, None if shares else fetchers)
         self.cancellation = cancellation
-        self.version = transport.version if tail.data else ()  # a list says it of a file of a folder
+        self.version = transport.version if tail.data else ()  # without data, the folder's listing has the version
         self._transport = transport
         self._left: list[_Left] = []
         self.nbytes = tail.nbytes
@@ -121,7 +122,7 @@ class RemoteSource(Beside, FarSource):
             filled += len(view)
 
     def views(self, offset: int, nbytes: int) -> Iterator[Data]:
-        """Yield bytes as they lie in parts, and wait for those that are on their way."""
+        """Yield the bytes of the parts in order; wait for parts that are still being fetched."""
         check_cancelled(self.cancellation)
         stop = offset + nbytes
         while offset < stop:
@@ -164,7 +165,7 @@ class RemoteSource(Beside, FarSource):
             raise
 
     def _begin(self, offset: int, nbytes: int) -> None:
-        """Ask for what will be read, all of it at once, and compare what was left for now."""
+        """Start to fetch a range that will be read, and make the comparisons that were left for when it is."""
         check_cancelled(self.cancellation)
         if nbytes:
             self._parts.want(offset, offset + nbytes, _SLACK)
@@ -174,7 +175,7 @@ class RemoteSource(Beside, FarSource):
 
 
 class _Left:
-    """Comparisons that are made when the bytes are read that they are about."""
+    """Comparisons that are postponed until bytes of their ranges are read."""
 
     def __init__(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
         self._starts = [start for start, _ in ranges]
@@ -191,7 +192,7 @@ class _Left:
 
 
 class _Unchecked(Source):
-    """What comparisons themselves read."""
+    """The source that comparisons themselves read, which triggers no others."""
 
     def __init__(self, source: RemoteSource) -> None:
         self._source = source
@@ -206,7 +207,7 @@ class _Unchecked(Source):
 
 
 class CopiedSource(Beside):
-    """A copy of a file: of a small one in memory, on the disk of one that its server gives only as a whole."""
+    """A local copy of a remote file: in memory if it is small, on the disk if it was downloaded as a whole."""
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ def open_remote(address: str, cancellation: Cancellation | None = None) -> tuple
 
 
 def remote_version(address: str, cancellation: Cancellation | None = None) -> tuple[object, ...] | None:
-    """Return what identifies the version of a file that is there now; None if none can be read."""
+    """Return a key for the current version of a remote file; None if it cannot be read."""
     remote = as_remote(address)
     try:
         resolved = in_time(lambda: _resolved(remote), cancellation)
@@ -259,7 +260,7 @@ def remote_version(address: str, cancellation: Cancellation | None = None) -> tu
 
 
 def _resolved(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
-    """Return the address that ranges are asked of, and the headers that go with it."""
+    """Return the address to request ranges from, and the headers for it."""
     if remote.scheme != HUB:
         return remote, {}
     from ckptool.sources.remote.hub import resolve
@@ -278,7 +279,7 @@ def _transport(remote: Remote, headers: Mapping[str, str], shown: str, cancellat
 
 
 def open_file_object(origin: object, cancellation: Cancellation | None = None) -> SourceInFolder | None:
-    """Return the source for a file object that fetches ranges from far away; None for any other."""
+    """Return the source for a file object of fsspec; None for any other."""
     if not is_ranged(origin):
         return None
 
@@ -296,7 +297,7 @@ def _opened(
     cancellation: Cancellation | None,
     shared: Fetchers | None = None,
 ) -> SourceInFolder:
-    """Return the source for a file; ``shared`` fetches others, too, and does not end with it."""
+    """Return the source for a file; ``shared`` are fetchers of other files, too, which are not closed with it."""
     fetchers = Fetchers(remote.connections) if shared is None else shared
     own = fetchers if shared is None else None
 
@@ -321,7 +322,7 @@ def _fetched(
     shares: bool = False,
     end: int = TAIL_NBYTES,
 ) -> SourceInFolder:
-    """Return the source for a file: a small one is in memory at once. ``end`` is what is fetched first."""
+    """Return the source for a file, a small one in memory; ``end`` is how many of its last bytes are fetched first."""
     check_cancelled(cancellation)
     try:
         tail = transport.tail(end)
@@ -338,7 +339,7 @@ def _fetched(
 
 
 def _is_mostly_index(tail: Tail) -> bool:
-    """Say whether a zip that is not large has many small members. It is a guess, and decides what is fetched alone."""
+    """Guess whether a zip of up to 16 MiB has many small members; this only decides how much is fetched at once."""
     if tail.nbytes > 2 * _WHOLE_NBYTES or len(tail.data) < _END.size:
         return False
     magic, nbytes, start = _END.unpack(tail.data[-_END.size :])
@@ -346,7 +347,7 @@ def _is_mostly_index(tail: Tail) -> bool:
 
 
 def _downloaded(web: WebFile) -> BinaryIO:
-    """Return a copy of the whole file, which has no name, and is gone when it is closed."""
+    """Return a copy of the whole file in an unnamed temporary file."""
     try:
         stream = tempfile.TemporaryFile()  # noqa: SIM115 - the source closes it
         try:
@@ -363,7 +364,7 @@ def _downloaded(web: WebFile) -> BinaryIO:
 
 
 def is_ranged(origin: object) -> bool:
-    """Say whether a file object fetches what is read of it from far away, by ranges."""
+    """Return whether an object looks like a file of fsspec, opened for reading."""
     found = getattr(origin, "fs", None)
     size = getattr(origin, "size", None)
     return (
@@ -376,7 +377,7 @@ def is_ranged(origin: object) -> bool:
 
 
 class FileObject(Transport):
-    """An open file of fsspec, which stays as it is: nothing is read through it, and it is not closed."""
+    """Fetches ranges for an open file of fsspec, from its file system; the file object itself is not read or closed."""
 
     def __init__(self, origin: Any, cancellation: Cancellation | None = None) -> None:
         self._cancellation = cancellation
@@ -419,7 +420,7 @@ class FileObject(Transport):
             raise changed_far()
 
     def _seen(self, details: object) -> tuple[object, ...] | None:
-        """Return what identifies the version, as far as the file system says."""
+        """Return what identifies the version, from the file system's details; None if there are none."""
         if not isinstance(details, dict):
             return None
         return tuple(str(details.get(key)) for key in ("size", "ETag", "etag", "LastModified", "mtime", "last_commit"))

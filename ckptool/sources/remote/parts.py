@@ -1,10 +1,9 @@
 """
-Parts of a file far away: those that are there, those on their way, and those that are planned.
+Parts of a remote file: fetched, being fetched, or planned; and ``Transport``, the protocol of what fetches them.
 
-What was announced is fetched ahead of who reads it, as much as there is room for. Who reads goes first: a part that is
-wanted now is fetched even where there is no room. A part that was read, or passed by, makes room for the next.
-
-What fetches ranges of one file: the protocol ``Transport``, and what all that follow it share.
+Announced ranges are fetched ahead of the reader, as long as the parts in memory stay within a bound. The reader has
+priority: a part that it needs now is fetched even above the bound. Parts that were read or skipped are dropped to make
+space for the next.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from ckptool.sources.source import CLOSED
 Data: TypeAlias = "bytes | memoryview"
 
 PART_NBYTES: Final = 6 << 20
-"""With less, requests take longer than they bring; with more, all connections at once take too much memory."""
+"""Bytes of a full part. With less, requests cost more time than data; with more, all connections take much memory."""
 LEAST_NBYTES: Final = 128 << 10
-"""Fetched at least, where nobody said what comes next."""
+"""Bytes that are fetched at least for a read that was not announced."""
 _NEAR: Final = 64 << 10
 _LAG: Final = 4
-"""Parts that are kept behind the newest that was read: threads do not read quite in order."""
+"""How many parts before the newest one read are kept: threads do not read quite in order."""
 _IDLE_NBYTES: Final = 4 << 20
-"""Kept where nothing more is planned."""
+"""Bytes that are kept when nothing more is planned."""
 Range: TypeAlias = tuple[int, int]
 _LARGE_NBYTES: Final = 1 << 20
 
 
 class Tail(NamedTuple):
-    """The last bytes of a file, and its size. ``data`` may be more than was asked for, up to the whole file."""
+    """The last bytes of a file, and its size. ``data`` may be more than requested, up to the whole file."""
 
     data: bytes | memoryview
     nbytes: int
@@ -46,7 +45,7 @@ class Transport:
     """
     Fetches ranges of one version of one file, from any thread.
 
-    The first answer binds it to the version that is there then: later ones are of the same version, or an error.
+    The first answer fixes the version; a later answer of another version raises SourceChanged.
     """
 
     shown: str
@@ -54,7 +53,7 @@ class Transport:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What its server says of the version: the size, and a tag or a date; empty where it says nothing."""
+        """The version by the server's answers: the size, and a tag or a date; empty if it reports none."""
         return ()
 
     def tail(self, nbytes: int) -> Tail:
@@ -62,18 +61,18 @@ class Transport:
         raise NotImplementedError
 
     def fetch(self, start: int, stop: int) -> Data:
-        """Return exactly the bytes of a range, which is not empty."""
+        """Return exactly the bytes from ``start`` to ``stop``; the range must not be empty."""
         raise NotImplementedError
 
     def check_unchanged(self) -> None:
-        """Raise SourceChanged if another version is there, where answers do not tell that themselves."""
+        """Raise SourceChanged if there is another version now; for transports whose answers do not show that."""
 
     def close(self) -> None:
-        """End every connection. A fetch that is under way fails."""
+        """Close every connection. A running fetch fails."""
 
 
 def memory_of(nbytes: int) -> memoryview:
-    """Return memory for a range; that of a large one goes back to the system when it is given up, all of it."""
+    """Return memory for a range; large memory is mapped, so that all of it goes back to the system when it is freed."""
     if nbytes < _LARGE_NBYTES:
         return memoryview(bytearray(nbytes))
     try:
@@ -92,10 +91,10 @@ def missing_far(hint: str = "Check the address.") -> FileUnavailable:
 
 class Part:
     """
-    A range that is there, or on its way.
+    A range that was fetched, or is being fetched.
 
-    ``number`` is the place in the order in which parts were asked for, ``left`` how many bytes are to be read yet, and
-    ``furthest`` how far it was read.
+    ``number`` counts parts in the order of their requests, ``left`` how many bytes were not read yet, and ``furthest``
+    is the highest offset up to which it was read.
     """
 
     __slots__ = ("data", "furthest", "left", "number", "start", "stop")
@@ -109,15 +108,15 @@ class Part:
         self.data = data
 
     def is_read(self) -> bool:
-        """Say whether all of it was read, most likely: small parts, of an index, are read again and again."""
+        """Return whether it is a full part that was read to its end; smaller ones, of an index, may be read again."""
         return self.left <= 0 and self.furthest == self.stop and self.stop - self.start == PART_NBYTES
 
 
 class Fetchers:
-    """Threads that fetch parts, of one file or of several, and how many bytes all of these hold together."""
+    """Threads that fetch parts, of one file or of several, and the count of bytes that all of these keep in memory."""
 
     def __init__(self, connections: int) -> None:
-        self.room = (connections + 2) * PART_NBYTES  # all of them are on their way while two are read
+        self.room = (connections + 2) * PART_NBYTES  # each connection fetches a part while two are read
         self.held = 0
         self._connections = connections
         self._lock = threading.Lock()
@@ -126,30 +125,30 @@ class Fetchers:
         self._is_closed = False
 
     def begin(self, fetch: Callable[[int, int], Data], start: int, stop: int) -> Future[Data]:
-        """Begin to fetch a range."""
+        """Start to fetch a range."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="ckptool-fetch")
             return self._pool.submit(fetch, start, stop)
 
     def hold(self, nbytes: int) -> None:
-        """Count bytes that are held from now on; fewer than none are given up."""
+        """Add to the count of bytes in memory; a negative number is of freed ones."""
         with self._lock:
             self.held += nbytes
 
     def use(self, parts: Parts) -> None:
-        """Note that a file is read: the last to give something up for others."""
+        """Note that a file is being read: it will be the last to give up memory for others."""
         with self._lock:
             self._users.pop(parts, None)
             self._users[parts] = None
 
     def others(self, parts: Parts) -> list[Parts]:
-        """Return the other files, those first that were not read for the longest time."""
+        """Return the other files, the one read longest ago first."""
         with self._lock:
             return [one for one in self._users if one is not parts]
 
     def forget(self, parts: Parts) -> None:
-        """Take no notice of a file any more: it was closed."""
+        """Remove a file that was closed."""
         with self._lock:
             self._users.pop(parts, None)
         if self._is_closed:
@@ -180,17 +179,17 @@ class Parts:
         self._plan: deque[Range] = deque()
         self._held = self._count = self._newest = 0
         self._last = -1, LEAST_NBYTES
-        """What was fetched last without being announced."""
+        """The range that was fetched last without being announced."""
         self._closed = False
 
     def put(self, start: int, data: Data) -> None:
-        """Take a range that is there already."""
+        """Add a range whose bytes are known already."""
         there: Future[Data] = Future()
         there.set_result(data)
         self._add(start, start + len(data), there)
 
     def announce(self, ranges: Iterable[Range]) -> None:
-        """Note what will be read next, instead of what was noted before: it is fetched from the first read on."""
+        """Replace the plan by the ranges that will be read next; fetching starts with the first read."""
         with self._lock:
             self._refuse_closed()
             self._newest = self._count
@@ -198,7 +197,7 @@ class Parts:
             self._plan = deque(without(wanted, [(one.start, one.stop) for one in self._parts]))
 
     def want(self, start: int, stop: int, around: int) -> None:
-        """Begin to fetch a range that is read now, with some bytes around it, unless it is there or was announced."""
+        """Start to fetch a range that is read now, with ``around`` bytes on each side, unless there or planned."""
         with self._lock:
             self._refuse_closed()
             found = self._find(start)
@@ -207,14 +206,14 @@ class Parts:
                 self._advance()
 
     def at(self, position: int) -> Part:
-        """Return the part that holds a position."""
+        """Return the part that contains an offset; start to fetch it if need be."""
         with self._lock:
             self._refuse_closed()
             found = self._find(position)
             if found is None:
                 if not self._turn_to(position):
                     self._add_to_plan(position, position + 1)
-                self._has_room(PART_NBYTES)  # it is made as far as it can be: who reads goes first
+                self._has_room(PART_NBYTES)  # drops what it can; this part is fetched in any case
                 found = self._begin_next()
             if found.number > self._newest:
                 self._newest = found.number
@@ -229,7 +228,7 @@ class Parts:
             part.furthest = max(part.furthest, stop)
 
     def rest(self) -> None:
-        """Give up what was read, as another file is read now; what this one is just doing is not waited for."""
+        """Drop parts that were read or skipped, as another file is read now; do nothing if this one is in use."""
         if self._lock.acquire(blocking=False):
             try:
                 for one in [one for one in self._parts if one.number <= self._newest and one.data.done()]:
@@ -238,13 +237,13 @@ class Parts:
                 self._lock.release()
 
     def drop(self, part: Part) -> None:
-        """Forget a part that could not be fetched."""
+        """Remove a part that could not be fetched."""
         with self._lock:
             if part in self._parts:
                 self._remove(part)
 
     def close(self) -> None:
-        """Give up what is there, and what is on its way."""
+        """Drop all parts, and cancel fetches that have not begun."""
         with self._lock:
             self._closed = True
             self._plan.clear()
@@ -265,7 +264,7 @@ class Parts:
         return any(start <= position < stop for start, stop in self._plan)
 
     def _turn_to(self, position: int) -> bool:
-        """Let the plan go on from a position, and come to what is before that at its end; False if it has it not."""
+        """Rotate the plan so that it starts at an offset, with what is before that at its end; False if not in it."""
         for at, (start, stop) in enumerate(self._plan):
             if start <= position < stop:
                 self._plan.rotate(-at)
@@ -277,7 +276,7 @@ class Parts:
         return False
 
     def _add_to_plan(self, position: int, stop: int) -> None:
-        """Put in front what nobody announced: more each time, where reads go on from each other."""
+        """Put a range that was not announced first in the plan; extend it further each time if reads are sequential."""
         begun, ended = self._last
         goes_on = begun < position <= ended
         least = min(PART_NBYTES, 4 * (ended - begun)) if goes_on else LEAST_NBYTES
@@ -292,7 +291,7 @@ class Parts:
             self._drop_passed(self._held - _IDLE_NBYTES)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Say whether so many bytes may be fetched ahead, once parts that were passed by are dropped."""
+        """Drop parts that were read or skipped, as needed; return whether ``nbytes`` more may then be fetched ahead."""
         fetchers = self._fetchers
         self._drop_passed(fetchers.held + nbytes - fetchers.room)
         if fetchers.held + nbytes > fetchers.room:
@@ -301,7 +300,7 @@ class Parts:
         return fetchers.held + nbytes <= fetchers.room
 
     def _drop_passed(self, nbytes: int) -> None:
-        """Drop parts that were passed by until so many bytes are given up, as far as that can be done."""
+        """Drop parts that were read or skipped until ``nbytes`` are freed, or no such part is left."""
         if nbytes <= 0:
             return
         last = self._newest - _LAG
@@ -313,7 +312,7 @@ class Parts:
                 return
 
     def _begin_next(self) -> Part:
-        """Begin to fetch a part of what is planned first."""
+        """Start to fetch the first part of the plan."""
         start, end = self._plan.popleft()
         stop = min(end, start + PART_NBYTES)
         if stop < end:
@@ -335,7 +334,7 @@ class Parts:
 
 
 def merged(ranges: Iterable[Range], near: int = 0) -> list[Range]:
-    """Return ranges in order, with those in one that overlap, or have no more than ``near`` bytes between them."""
+    """Return ranges in order; join those that overlap, or have no more than ``near`` bytes between them."""
     found: list[Range] = []
     for start, stop in sorted(ranges):
         if stop <= start:
@@ -348,7 +347,7 @@ def merged(ranges: Iterable[Range], near: int = 0) -> list[Range]:
 
 
 def without(ranges: Iterable[Range], taken: Sequence[Range]) -> Iterator[Range]:
-    """Yield what ranges have that none of ``taken`` has. Both are in order, and none of them overlaps another."""
+    """Yield the ranges minus those of ``taken``. Both must be in order, and without overlaps among themselves."""
     at = 0
     for start, stop in ranges:
         while at < len(taken) and taken[at][1] <= start:

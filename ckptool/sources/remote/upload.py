@@ -1,14 +1,14 @@
 """
-Write objects of a store: in parts, and under a temporary name, from which the store itself copies them to their own.
+Write objects of a store: in parts, under a temporary name, from which the store copies them to their final name.
 
-1. Parts of 8 MiB, larger ones where there would be too many, go to ``.<name>.ckptool-….part``, some at once. That
-   object appears when all of them are there; until then, what fails or is given up is aborted, and nothing is left.
-2. It can be read back there. Then one request copies it inside the store: its own name has all of it or nothing,
-   and where nothing was to be replaced, the store itself refuses if the name was taken meanwhile.
-3. A killed process may leave the temporary object, or parts that belong to none; it never leaves part of a result.
+1. Parts of 8 MiB, or larger ones if there would be too many, go to ``.<name>.ckptool-….part``, several at a time. The
+   object appears when all parts are there; an upload that fails or is given up before is aborted and leaves nothing.
+2. It can be read back there. Then one request copies it inside the store, so the final name has all of it or nothing.
+   Unless it may replace an object, the store itself refuses the copy if the name was taken meanwhile.
+3. A killed process may leave the temporary object, or parts without an object, but never part of a result.
 
-S3 copies up to 5 GiB at once. What is larger goes to its own name at once, looked for just before the end, and is
-deleted again unless it is what was to be written.
+S3 copies up to 5 GiB in one request. A larger object is written to its final name directly, after a check just before
+the end that the name is free, and is deleted again unless it is what was to be written.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ckptool.sources.remote.bucket import Bucket
 
 _PART_NBYTES: Final = 8 << 20
 _MOST_PARTS: Final = 9_000
-"""Stores take 10,000."""
+"""Stores accept 10,000."""
 _MOST_AT_ONCE: Final = 8
 _MOST_COPIED: Final = 5 << 30
 """What S3 copies in one request."""
 
 
 class Stored:
-    """A bucket that is written to, and the requests to it: ``address`` names an object in it, or a prefix."""
+    """A bucket to write to, and the requests for that; ``address`` names an object in it, or a prefix."""
 
     def __init__(self, address: Remote) -> None:
         self.address = address
@@ -40,7 +40,7 @@ class Stored:
         self.key = self._bucket.key
 
     def copies(self, nbytes: int) -> bool:
-        """Say whether the store copies an object of this size in one request."""
+        """Return whether the store copies an object of this size in one request."""
         return self._bucket.scheme != "s3" or nbytes <= _MOST_COPIED
 
     def address_of(self, key: str) -> Remote:
@@ -48,28 +48,28 @@ class Stored:
         return self._root.elsewhere(self._root + key)
 
     def writer(self, key: str, nbytes: int) -> Any:
-        """Return what is written to, and closed: then the object is there."""
+        """Return the library's writer for an object of ``nbytes`` bytes, which appears when the writer is closed."""
         step = -(-nbytes // _MOST_PARTS)
         part = max(_PART_NBYTES, -(-step // _PART_NBYTES) * _PART_NBYTES)
         at_once = min(_MOST_AT_ONCE, self.address.connections)
         return self._bucket.library.open_writer(self._bucket.store, key, buffer_size=part, max_concurrency=at_once)
 
     def has(self, key: str) -> bool:
-        """Say whether there is an object under a name."""
+        """Return whether there is an object of this name."""
         with self.failing():
             return self._bucket.find(key) is not None
 
     def is_empty(self, prefix: str) -> bool:
-        """Say whether no object has a name that begins so; ``prefix`` ends with a slash."""
+        """Return whether no object's name begins with ``prefix``, which ends with a slash."""
         with self.failing():
             return not any(map(len, self._bucket.library.list(self._bucket.store, prefix)))
 
     def copy(self, source: str, key: str, *, force: bool) -> None:
         """
-        Give an object another name, all at once.
+        Copy the object ``source`` to the name ``key``, in one request.
 
         Raises:
-            OutputExists: Something has that name, and was not to be replaced.
+            OutputExists: There is an object of that name, and ``force`` is false.
             OutputFailed: The store refused.
         """
         known = self._bucket.library.exceptions
@@ -80,13 +80,13 @@ class Stored:
                 raise exists(self.address_of(key).shown) from error
 
     def delete(self, *keys: str) -> None:
-        """Delete objects, many at once, as far as they are there; raise OutputFailed if the store refuses."""
+        """Delete those of the objects that exist; raise OutputFailed if the store refuses."""
         with self.failing():
             self._bucket.library.delete(self._bucket.store, list(keys))
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Raise OutputFailed for errors of the library."""
+        """Turn errors of the library into OutputFailed."""
         try:
             yield
         except OutputFailed:
@@ -98,7 +98,7 @@ class Stored:
 
 
 class Upload:
-    """One object being written, from its first byte to its last."""
+    """An object that is being written, from its first byte to its last."""
 
     def __init__(self, stored: Stored, key: str, nbytes: int) -> None:
         self._stored = stored
@@ -109,21 +109,21 @@ class Upload:
         """Whether all of it is in the store."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append bytes; raise OutputFailed if the store does not take them."""
+        """Append bytes; raise OutputFailed if the store does not accept them."""
         with self._stored.failing():
             if self._writer is None:
                 self._writer = self._stored.writer(self._key, self._nbytes)
-            self._writer.write(bytes(data))  # it keeps what it is given, and a view may get other bytes
+            self._writer.write(bytes(data))  # a copy: it keeps what it gets, and the memory of a view is reused
 
     def end(self) -> None:
-        """Let the object appear; raise OutputFailed if the store does not have all of its parts."""
-        self.write(b"")  # there may be no bytes
+        """Complete the object, which appears now; raise OutputFailed if the store does not have all of its parts."""
+        self.write(b"")  # an object of no bytes has no writer yet
         with self._stored.failing():
             self._writer.close()
         self.is_there = True
 
     def give_up(self) -> None:
-        """Leave nothing: abort what is under way, and delete what is there."""
+        """Abort the upload, or delete the object if it is complete; never raise."""
         with suppress(Exception):
             if self.is_there:
                 self._stored.delete(self._key)
@@ -134,7 +134,7 @@ class Upload:
 
 
 def temporary(name: str) -> str:
-    """Return a temporary name in the folder of another; both may be keys."""
+    """Return a random temporary name, or key, in the same folder."""
     folder, slash, own = name.rpartition("/")
     return f"{folder}{slash}.{own[:64]}.ckptool-{os.urandom(8).hex()}.part"
 

@@ -1,11 +1,11 @@
 """
-Ranges of a file that a web server gives, over HTTP/1.1 (RFC 9110, sections 13 and 14).
+Ranges of a file on a web server, over HTTP/1.1 (RFC 9110, sections 13 and 14).
 
-Strategy: ask each time for the version that the first answer had (``If-Match``), and compare what each answer says with
-what was asked for, since a server may ignore every header. What may pass is tried again.
+Each request asks for the version of the first answer (``If-Match``), and each answer is compared with the request,
+since a server may ignore every header. Temporary failures are tried again.
 
-Connections are kept while they are good, and go through a proxy where the system names one. A redirect is judged by the
-address that a connection was made to. That is why no library does this: they follow redirects themselves.
+Connections are kept open, and go through a proxy if the system names one. A redirect is judged by the IP address that
+the connection was made to; HTTP libraries follow redirects themselves, so none is used.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SMALL_NBYTES: Final = 8 << 20
-"""What a server without ranges may give as a whole."""
+"""Bytes of the largest file that a server without ranges may send as a whole."""
 _LEFT_FREE: Final = 16
-"""One part in so many of what is free on the disk is left."""
+"""A download leaves one in this many of the free bytes on the disk."""
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
@@ -53,14 +53,14 @@ _READ_NBYTES: Final = 1 << 20
 _HEAD_NBYTES: Final = 512
 _SECONDS: Final = 30
 _LEAST_NBYTES: Final = 30 << 10
-"""What has to come in that time, of headers or of a body."""
+"""Bytes, of headers or of a body, that have to arrive in ``_SECONDS``."""
 _MOST_TRIES: Final = 6
 _FIRST_SECONDS: Final = 0.1
 _LONGEST_SECONDS: Final = 20.0
 
 
 class _Version(NamedTuple):
-    """What an answer says about the version that it is of."""
+    """The version of the file by the headers of an answer."""
 
     nbytes: int
     etag: str | None
@@ -72,14 +72,14 @@ class _Version(NamedTuple):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """What makes a server refuse to give another version, if it can. A weak tag matches nothing."""
+        """Headers that ask a server to refuse if the version differs. A weak tag cannot be used for this."""
         if self.etag is not None:
             return {} if self.etag.startswith("W/") else {"If-Match": self.etag}
         return {"If-Unmodified-Since": self.modified} if self.modified else {}
 
 
 class WebFile(Transport):
-    """A file under an address of http or https; ``headers`` are for the server of that address alone."""
+    """A file at an address of http or https; ``headers`` are sent only to the server of that address."""
 
     def __init__(
         self, remote: Remote, headers: Mapping[str, str], *, shown: str, cancellation: Cancellation | None = None
@@ -94,10 +94,10 @@ class WebFile(Transport):
 
     def tail(self, nbytes: int) -> Tail:
         """
-        Return the last bytes; all of them where the server gives files only as a whole, and this one is small.
+        Return the last bytes; all of them if the server sends files only as a whole, and this one is small.
 
         Raises:
-            FileUnavailable: The file cannot be read; the message says why. ``no-ranges`` where it could be as a whole.
+            FileUnavailable: The file cannot be read; the message says why. ``no-ranges``: only as a whole.
         """
         found = self._ask(f"bytes=-{nbytes}", lambda answer: self._body(answer, nbytes))
         assert self._version is not None  # _ask saw it
@@ -116,7 +116,7 @@ class WebFile(Transport):
         return tuple(self._version or ())
 
     def download(self, stream: BinaryIO) -> None:
-        """Write the whole file to a stream, as the server gives it when it is asked for no range."""
+        """Write the whole file to a stream, in one request without a range."""
 
         def take(answer: HTTPResponse) -> None:
             _refuse(answer)
@@ -141,24 +141,24 @@ class WebFile(Transport):
 
     def _ask(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
         """
-        Ask for a range, or for everything, and return what ``take`` makes of the answer; try again what may pass.
+        Request a range, or the whole file, and return what ``take`` returns for the answer; retry temporary failures.
 
         Raises:
-            FileUnavailable: It is not there, or the last try failed, too.
+            FileUnavailable: The file is missing or refused, or the last try failed, too.
             Cancelled: It was cancelled while it waited.
         """
         return in_time(lambda: self._tried(ranged, take), self._cancellation)
 
     def _tried(self, ranged: str | None, take: Callable[[HTTPResponse], T]) -> T:
         for tries in range(1, _MOST_TRIES + 1):
-            check_cancelled(self._cancellation)  # nobody waits for this thread any more
+            check_cancelled(self._cancellation)  # the caller has stopped waiting for this thread
             try:
                 return self._ask_once(ranged, take)
             except Passing as error:
                 if tries == _MOST_TRIES:
                     what = f"{error.what}, {_MOST_TRIES} times"
                     raise FileUnavailable(what, kind="network", hint="Try again later.") from error
-                # Threads that were turned away together do not come back together.
+                # A random pause: threads that failed together should not retry together.
                 pause = _FIRST_SECONDS * 2**tries * (0.5 + random.random() / 2)  # noqa: S311 - nothing secret
                 time.sleep(min(max(pause, error.seconds), _LONGEST_SECONDS))
         raise AssertionError
@@ -173,7 +173,7 @@ class WebFile(Transport):
             if answer.status in _REDIRECTS:
                 return follow(place, answer.getheader("Location", ""))
             if answer.status in _EXPIRED and self._place is not self._first:
-                self._place = self._first  # where it redirects to may be good for some time alone
+                self._place = self._first  # the target of a redirect may have expired: ask for a new one
                 return self._first
             return take(answer)
 
@@ -187,7 +187,7 @@ class WebFile(Transport):
         raise FileUnavailable(f"more than {_MOST_REDIRECTS} redirects", kind="redirect", hint="Check the address.")
 
     def _body(self, answer: HTTPResponse, wanted: tuple[int, int] | int) -> memoryview:
-        """Return the bytes of an answer, compared with the range, or the size of a tail, that was asked for."""
+        """Return the bytes of an answer; ``wanted`` is the requested range, or the size of a tail, which it must be."""
         _refuse(answer)
         self._is_html = answer.getheader("Content-Type", "").startswith("text/html")
         if answer.status == 206:
@@ -211,7 +211,7 @@ class WebFile(Transport):
         return data
 
     def _small(self, answer: HTTPResponse) -> int:
-        """Return the size of a whole file, which is the answer of a server without ranges; refuse a large one."""
+        """Return the size of an answer that is the whole file; raise FileUnavailable for a large or unknown one."""
         nbytes = answer.length
         if self._is_html and (nbytes is None or nbytes > _SMALL_NBYTES):
             raise _web_page()
@@ -222,7 +222,7 @@ class WebFile(Transport):
         return nbytes
 
     def _read(self, answer: HTTPResponse, nbytes: int) -> memoryview:
-        """Return a body of exactly so many bytes."""
+        """Return the body of an answer, which must have exactly ``nbytes`` bytes."""
         data = memory_of(nbytes)
         filled = 0
         for piece in self._pieces(answer):
@@ -246,7 +246,7 @@ class WebFile(Transport):
 
 
 def _downloadable(nbytes: int | None) -> int:
-    """Return how many bytes of a file may be taken, which has ``nbytes`` or does not say; refuse a larger one."""
+    """Return how many bytes may be downloaded; raise FileUnavailable if ``nbytes``, where known, are more."""
     free = system.free_room(tempfile.gettempdir())
     room = free - free // _LEFT_FREE
     if nbytes is None:
@@ -262,7 +262,7 @@ def _too_large(what: str, most: int) -> FileUnavailable:
 
 
 def _connections(remote: Remote, place: Place) -> tuple[Connections, bool]:
-    """Return the connections for a file, and whether they are those of all files of its server, which stay open."""
+    """Return the connections for a file, and whether they are shared by all files of its server, and stay open."""
     if remote.stores is None:
         return Connections(), False
     scheme, *server = place.server
@@ -271,7 +271,7 @@ def _connections(remote: Remote, place: Place) -> tuple[Connections, bool]:
 
 
 def _refuse(answer: HTTPResponse) -> None:
-    """Raise an error unless an answer has bytes of the file, or says that a range begins after its end."""
+    """Raise an error unless an answer has bytes of the file, or reports that the range begins after its end (416)."""
     status = answer.status
     if status in _PASSING:
         wait = answer.getheader("Retry-After", "")
@@ -293,7 +293,7 @@ def _refuse(answer: HTTPResponse) -> None:
 
 
 def _content_range(answer: HTTPResponse) -> tuple[int, int, int]:
-    """Return the range that an answer has, and the size of the whole file."""
+    """Return the start and the stop of an answer's range, and the size of the whole file."""
     found = _CONTENT_RANGE.fullmatch(answer.getheader("Content-Range", ""))
     if found is None:
         raise _no_ranges("the server does not say which range it gives")
@@ -302,7 +302,7 @@ def _content_range(answer: HTTPResponse) -> tuple[int, int, int]:
 
 
 def _signed_in(remote: Remote) -> dict[str, str]:
-    """Return the header for the user and the password in an address."""
+    """Return the ``Authorization`` header for the user and the password in an address; empty if there are none."""
     parts = urlsplit(remote)
     if parts.username is None or remote.anonymous:
         return {}
@@ -322,9 +322,9 @@ def _web_page() -> FileUnavailable:
 
 class Connections:
     """
-    Connections to the servers that files of one server are read from, where it redirects to others.
+    Connections to the server of some files, and to the servers that it redirects to.
 
-    Threads share them; each answer is read by one.
+    Threads share them; each answer is read by one thread.
     """
 
     def __init__(self) -> None:
@@ -339,11 +339,11 @@ class Connections:
 
     def ask(self, place: Place, headers: dict[str, str], take: Callable[[HTTPResponse], T]) -> T:
         """
-        Send a GET, and return what ``take`` makes of its answer. The connection is kept if all of that was read.
+        Send a GET, and return what ``take`` returns for the answer. The connection is kept if all of it was read.
 
         Raises:
-            Passing: The connection was cut, or too little came for some time.
-            FileUnavailable: There is no such server, or it is not to be asked.
+            Passing: The connection was cut, or too few bytes arrived in time.
+            FileUnavailable: There is no such server, or a redirect must not lead to it.
         """
         while True:
             kept = self._kept(place)
@@ -356,7 +356,7 @@ class Connections:
                 self._refuse_closed()
                 if not isinstance(error, (OSError, HTTPException)):
                     raise
-                if kept is None:  # else the server had closed it meanwhile, and there may be another
+                if kept is None:  # a kept one may have been closed by the server: try the next
                     raise Passing(f"the server ended the connection ({_reason(error)})") from error
                 continue
             try:
@@ -376,7 +376,7 @@ class Connections:
         connection.close()
 
     def close(self) -> None:
-        """Close all of them; whoever waits for an answer gets an error."""
+        """Close all connections; threads that wait for an answer get an error."""
         with self._lock:
             self._closed = True
             self._idle.clear()
@@ -428,7 +428,7 @@ class Connections:
         return place.url if place.scheme == "http" and self._proxy(place) else place.target
 
     def _proxy(self, place: Place) -> tuple[str, int] | None:
-        if place.server not in self._proxies:  # to ask the system takes a while
+        if place.server not in self._proxies:  # asking the system takes a while
             self._proxies[place.server] = _proxy(place)
         return self._proxies[place.server]
 
@@ -441,7 +441,7 @@ class Connections:
         return made
 
     def _check(self, place: Place, connection: HTTPConnection, *, is_proxied: bool) -> None:
-        """Refuse a server that a redirect led to, and that must not be asked."""
+        """Close the connection and raise FileUnavailable if a redirect led to a server that it must not lead to."""
         assert connection.sock is not None  # it is connected
         peer = str(connection.sock.getpeername()[0])
         if self._first is None:
@@ -455,7 +455,7 @@ class Connections:
 
 
 class _Answer(HTTPResponse):
-    """An answer of which every byte comes through ``_Incoming``."""
+    """An answer whose bytes all come through ``_Incoming``."""
 
     def __init__(self, sock: socket.socket, **how: Any) -> None:
         super().__init__(sock, **how)
@@ -463,11 +463,11 @@ class _Answer(HTTPResponse):
 
 
 class _Incoming(RawIOBase):
-    """What a server sends: no more waited for when too little came for some time."""
+    """The bytes that a server sends; reading raises Passing if fewer than 30 KiB arrive in 30 seconds of waiting."""
 
     def __init__(self, sock: socket.socket, held: BufferedReader) -> None:
         self._sock = sock
-        self._held = held  # as long as it is open, so is the socket
+        self._held = held  # keeps the socket open
         self._nbytes = 0
         self._seconds = 0.0
 
@@ -500,7 +500,7 @@ def _proxy(place: Place) -> tuple[str, int] | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong in a few words; texts of errors have no address in them here."""
+    """Return what went wrong in a few words that contain no address."""
     if isinstance(error, TimeoutError):
         return f"nothing came for {_SECONDS} seconds"
     if isinstance(error, socket.gaierror):
@@ -511,7 +511,7 @@ def _reason(error: Exception) -> str:
 
 
 def is_answered(address: str, port: int, seconds: float) -> bool:
-    """Say whether anything takes connections at ``HOST:PORT``, within so many seconds; ``port`` is for HOST alone."""
+    """Return whether ``HOST:PORT`` accepts a connection within ``seconds``; ``port`` is the default for HOST alone."""
     try:
         parts = urlsplit(f"//{address}")
         socket.create_connection((parts.hostname or "", parts.port or port), seconds).close()
@@ -521,7 +521,7 @@ def is_answered(address: str, port: int, seconds: float) -> bool:
 
 
 class Passing(Exception):
-    """What may pass; ``seconds`` is how long a server asks to be left alone."""
+    """A temporary failure; ``seconds`` is how long the server asks to wait before the next try."""
 
     def __init__(self, what: str, seconds: float = 0.0) -> None:
         super().__init__(what)
