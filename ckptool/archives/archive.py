@@ -1,4 +1,4 @@
-"""Members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
+"""Archives: the members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Compression: TypeAlias = Literal["stored", "deflate", "gzip"]
 
 NUMPY: Final = b"\x93NUMPY"
-"""How a file of numpy begins."""
+"""The first bytes of a file of numpy."""
 _CHUNK = 1 << 20
 _HEAD_NBYTES = 1 << 12
 _KEPT_NBYTES = 1 << 18
-"""Of small members, once they are inflated: the source code of a program is looked at more than once."""
+"""Bytes of small inflated members that are kept: the source code of a program is read more than once."""
 _LONGEST_KEPT = 1 << 14
 
 
@@ -31,19 +31,19 @@ class Record(NamedTuple):
 
     name: str
     offset: int
-    """Of the first byte of the payload."""
+    """Offset of the first byte of the payload."""
     nbytes: int
-    """Size of the content; of the payload too, unless it is compressed."""
+    """Size of the content; also of the payload, unless it is compressed."""
     stored_nbytes: int
     compression: Compression = "stored"
     crc32: int | None = None
-    """None where the format has no checksum; 0 also where the writer was configured not to compute it."""
+    """None if the format has no checksum; 0 may also mean that the writer was configured not to compute it."""
     is_array: bool = False
-    """Whether a stored payload begins as numpy's arrays do, in a zip that is not far away."""
+    """Whether a stored payload begins as numpy's arrays do; only known for zips in local files."""
 
 
 class Archive(Mapping[str, Record]):
-    """Records by name, in file order, and the source that they lie in."""
+    """Records by name, in file order, and the source that contains them."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Archive(Mapping[str, Record]):
         self.source = source
         self.limits = limits
         self.notes = notes
-        """What is odd about the archive though nothing in it can be misread."""
+        """Oddities of the archive that cannot be misread."""
         self.unused = unused
-        """Bytes that have no part in it, and that other programs may read: between members, or behind the end."""
+        """Ranges that belong to no member, between members or after the end, which other programs may read."""
         self.records = records
         self._inflatable = limits.inflated(source.nbytes)
         self._kept: dict[str, bytes] = {}
@@ -74,7 +74,7 @@ class Archive(Mapping[str, Record]):
         return len(self.records)
 
     def called(self, last: str) -> list[str]:
-        """Return the names of the members whose path ends in this part."""
+        """Return the names of the members whose last path component is ``last``."""
         ending = f"/{last}"
         return [name for name in self.records if name.endswith(ending) or name == last]
 
@@ -86,12 +86,12 @@ class Archive(Mapping[str, Record]):
         return InflatedSource(self.source, record, self.limits)
 
     def head(self, name: str, nbytes: int) -> bytes:
-        """Return the first bytes of a member, to see what it is: no more of it is inflated than that takes."""
+        """Return the first ``nbytes`` bytes of a member's content; no more is inflated than that takes."""
         record = self.records[name]
         if record.compression == "stored":
             return self.source.read(record.offset, min(nbytes, record.nbytes))
         found = b""
-        for chunk in _unpacked(self.source, record, self.limits, _HEAD_NBYTES):  # some packed bytes may be none
+        for chunk in _unpacked(self.source, record, self.limits, _HEAD_NBYTES):  # a chunk may be empty
             found += chunk
             if len(found) >= nbytes:
                 break
@@ -99,10 +99,10 @@ class Archive(Mapping[str, Record]):
 
     def open(self, name: str) -> Source:
         """
-        Return a member's content for reading from end to end: inflated once, where it is compressed at all.
+        Return a member's content for reading all of it: a slice of the file, or inflated once into memory.
 
         Raises:
-            LimitExceeded: All that was opened so far would grow to more than ``limits`` allow for the archive's size.
+            LimitExceeded: All members inflated so far would exceed what ``limits`` allow for the archive's size.
         """
         record = self.records[name]
         if record.compression == "stored":
@@ -123,19 +123,19 @@ class Archive(Mapping[str, Record]):
         return content
 
     def may_hold_objects(self, name: str) -> bool:
-        """Say whether a member is a file of numpy, which may be of objects: ``numpy.load`` opens any zip."""
+        """Return whether a member is a file of numpy, whose array may be of pickled objects."""
         record = self.records[name]
-        with suppress(DamagedFile):  # which no reader opens
+        with suppress(DamagedFile):  # no reader can open it
             return record.is_array or (record.compression != "stored" and self.head(name, len(NUMPY)) == NUMPY)
         return False
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Say which members will be read next: of a file far away, they are asked for at once."""
+        """Announce which members will be read next: from a remote file, they are fetched together."""
         records = [record for record in map(self.records.get, names) if record is not None]
         self.source.prefetch([(record.offset, record.offset + record.stored_nbytes) for record in records])
 
     def damage(self, names: Iterable[str]) -> str | None:
-        """Return what is wrong with the first of these small members that does not match its checksum, or None."""
+        """Return a message about the first of these small members that does not match its checksum; None if all do."""
         for name in names:
             record = self.records.get(name)
             if record is None or not record.crc32 or record.compression != "stored":
@@ -154,7 +154,7 @@ class Archive(Mapping[str, Record]):
 
 
 class InflatedSource(Source):
-    """A compressed member. Keeps nothing, so that reading tensors one at a time stays as small as one tensor."""
+    """A compressed member, inflated anew on each read: reading tensor by tensor needs memory for one at a time."""
 
     is_compressed = True
 
@@ -177,8 +177,8 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
     Return a compressed member's content, checked against its size and checksum.
 
     Raises:
-        LimitExceeded: It claims or turns out to be larger than ``limits`` allow for its stored size.
-        DamagedFile: It is damaged, or longer or shorter than it claims.
+        LimitExceeded: Its announced size is more than ``limits`` allow for the size of the archive.
+        DamagedFile: It is damaged, or longer or shorter than announced.
     """
     content = b"".join(_inflated(source, record, limits))
     if record.crc32 and crc32(content) != record.crc32:
@@ -189,7 +189,11 @@ def inflate(source: Source, record: Record, limits: Limits) -> bytes:
 def check_records(
     archive: Archive, limits: Limits, meter: "Meter", watch: "Take | None" = None
 ) -> tuple[list[tuple[Record, str]], list[Record]]:
-    """Return the records that are damaged, with how, and those without a checksum. See ``checksums_of_file``."""
+    """
+    Return the damaged records, each with a message, and the records without a checksum.
+
+    ``meter`` and ``watch`` are those of ``checksums_of_file``.
+    """
     from ckptool.sources.checksums import checksums_of_file  # most archives are only listed
 
     records = [record for record in archive.values() if record.crc32 is not None]
@@ -204,12 +208,12 @@ def check_records(
             actual = computed.get(record.name)
             if actual is None:
                 actual = reduce(lambda found, part: crc32(part, found), _inflated(archive.source, record, limits), 0)
-        except Failure as error:  # damaged, or it would grow beyond what is allowed
+        except Failure as error:  # damaged, or larger than the limits allow
             damaged.append((record, error.message))
             continue
         if actual == record.crc32:
             continue
-        if not record.crc32:  # what writers put that were asked not to compute it
+        if not record.crc32:  # writers put 0 if they are configured not to compute it
             bare.append(record)
         else:
             fact = f"record {record.name!r} is damaged: its CRC-32 is {actual:08x}, not {record.crc32:08x}"
@@ -218,7 +222,7 @@ def check_records(
 
 
 def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]:
-    """Yield the content of a compressed member in bounded pieces, none of them beyond the size that it claims."""
+    """Yield the content of a compressed member in pieces of up to 1 MiB; raise LimitExceeded if it is too large."""
     allowed = limits.inflated(source.nbytes)
     if record.nbytes > allowed:
         raise too_large(record.name, record.nbytes, allowed)
@@ -226,13 +230,13 @@ def _inflated(source: Source, record: Record, limits: Limits) -> Iterator[bytes]
 
 
 def _unpacked(source: Source, record: Record, limits: Limits, step: int) -> Iterator[bytes]:
-    """Yield the same in pieces of up to ``step`` bytes, whatever it grows to."""
+    """Yield the content in pieces of up to ``step`` bytes, without a check of the limits."""
     unpacker = zlib.decompressobj(-15)
     done = position = 0
     pending = b""
     try:
         while not unpacker.eof and done <= record.nbytes:
-            if limits.cancellation is not None:  # a little input may be much output
+            if limits.cancellation is not None:  # a small input may have a large output
                 limits.cancellation.check()
             if not pending and position < record.stored_nbytes:
                 pending = source.read(record.offset + position, min(step, record.stored_nbytes - position))

@@ -1,7 +1,7 @@
 """
-Files compressed as a whole: gzip, zlib, bzip2, xz and lzma, told by their first bytes.
+Files compressed as a whole: gzip, zlib, bzip2, xz and lzma, recognised by their first bytes.
 
-joblib writes all of them; a state dict that was packed by hand is in one, too.
+joblib writes all of them, and people compress state dicts by hand. Also frames of Zstandard, in memory.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ckptool.limits import Limits
 from ckptool.sources.source import Source
 
 _CHUNK: Final = 1 << 16
-"""What may be inflated to a thousand times as much before the next is read."""
+"""Bytes of input that are read at a time; they may inflate to a thousand times as many."""
 _PIECE: Final = 1 << 20
-"""Bytes that are unpacked at once."""
+"""Bytes of output that are unpacked at a time."""
 _XZ_MEMORY: Final = 1 << 28
-"""What unpacking may take for its dictionary; the largest preset takes a quarter."""
+"""Bytes of memory that unpacking xz and lzma may take; the largest preset needs a quarter of it."""
 _LZMA_DICTIONARY: Final = 1 << 26
-"""What a dictionary needs at most, for no more is unpacked of a small file, whatever it announces."""
+"""Bytes of the largest dictionary that is used to try lzma on a head, whatever the head announces."""
 _WINDOW: Final = 1 << 27
-"""What unpacking may take for its window: that of the highest level of the usual ones."""
+"""Bytes of the largest window of Zstandard: that of the highest usual level."""
 _COMMAND: Final = 'pip install "ckptool[zstd]"'
 
 
@@ -54,7 +54,7 @@ def _bz2() -> _Unpacker:
 
 
 _AUTO, _XZ, _ALONE = range(3)
-"""The formats of ``lzma``, by their numbers there."""
+"""The format numbers of the module ``lzma``."""
 
 
 def _lzma(form: int) -> Callable[[], _Unpacker]:
@@ -78,24 +78,24 @@ _KINDS: Final = (
 )
 _ZFILE: Final = b"ZF"
 _ZFILE_HEAD: Final = 21
-"""Bytes of its magic and of its length, in hexadecimal; in Python 2 a space may follow."""
+"""Bytes of the magic and of the length, in hexadecimal; a space follows if Python 2 wrote it."""
 BEGINNINGS: Final = (_ZFILE, *(kind.magic for kind in _KINDS))
 _LEAST_ZLIB: Final = 8
 _OF_LZMA: Final = ("xz", "lzma")
-"""Python's reader of both tells each stream of a file anew, so that one may follow the other."""
+"""Python's reader of both detects the format of each stream anew, so one may follow the other."""
 _OF_ZLIB: Final = ("gzip", "zlib")
-"""joblib's reader of both never ends behind the first member, whatever comes there."""
+"""Formats for which joblib's reader handles what follows the first member differently from others."""
 _LZMA_HEAD: Final = 5
-"""Bytes of its properties and of the length of its dictionary."""
+"""Bytes of lzma's properties and of the length of its dictionary."""
 _BEHIND: Final = "bytes-behind"
-"""The kind of error for bytes behind the last member: by then, all of it is unpacked."""
+"""The kind of error for bytes after the first or last member; all of the file was unpacked then."""
 _NEEDS_MEMORY: Final = "memory usage limit"
 _SHORT: Final = ("bzip2", "lzma", "zlib")
-"""Those whose magic is so short that other files begin with it: a little of them is unpacked."""
+"""Formats whose magic is so short that other files begin with it: unpacking the head must succeed, too."""
 
 
 def behind_length(head: bytes) -> int | None:
-    """Return where zlib begins behind its length in text, as joblib wrote it before 0.10; None if this is none."""
+    """Return the offset of zlib's data after its length as text, as joblib before 0.10 wrote it; None for others."""
     if not head.startswith(_ZFILE):
         return None
     begin = _ZFILE_HEAD + (head[_ZFILE_HEAD : _ZFILE_HEAD + 1] == b" ")
@@ -104,9 +104,9 @@ def behind_length(head: bytes) -> int | None:
 
 def may_be_lzma(head: bytes) -> bool:
     """
-    Say whether lzma could unpack a file that begins so: no magic says it, and its properties are any byte below 225.
+    Return whether lzma could unpack a file that begins so: it has no magic, and its properties are any byte below 225.
 
-    What says nothing else has what its reader asks for: a dictionary of a usual length, a size below 256 GiB or none.
+    As its reader does, require a dictionary of a usual length, and a size below 256 GiB or an unknown one.
     """
     length, nbytes = int.from_bytes(head[1:_LZMA_HEAD], "little"), int.from_bytes(head[_LZMA_HEAD:13], "little")
     bits = f"{length:b}".rstrip("0")
@@ -116,7 +116,7 @@ def may_be_lzma(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """Return how a file is compressed that begins with these bytes, or None if it is not."""
+    """Return the compression of a file that begins with ``head``; None if it is not compressed."""
     for kind in _KINDS:
         if head.startswith(kind.magic):
             return kind if kind.name not in _SHORT or _unpacks(kind, head) else None
@@ -125,21 +125,21 @@ def compression_of(head: bytes) -> Compression | None:
 
 def _unpacks(kind: Compression, head: bytes) -> bool:
     if kind is ZLIB and len(head) < _LEAST_ZLIB:
-        return False  # text, that begins with an x
-    if kind.name == "lzma":  # with a dictionary too long to be unpacked, it is packed all the same
+        return False  # text that begins with an x
+    if kind.name == "lzma":  # try a shorter dictionary: one too long to unpack does not make it another format
         longest = min(int.from_bytes(head[1:_LZMA_HEAD], "little"), _LZMA_DICTIONARY)
         head = head[:1] + longest.to_bytes(4, "little") + head[_LZMA_HEAD:]
     try:
         kind.start().decompress(head, len(head))
     except ImportError:
-        return True  # decompress says what is missing
+        return True  # decompress will report what is missing
     except _errors():
         return False
     return True
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Return what unpackers raise for bytes that they cannot unpack."""
+    """Return the exceptions that unpackers raise for bytes that they cannot unpack."""
     found: list[type[Exception]] = [zlib.error, OSError, EOFError, ValueError]
     try:
         import lzma
@@ -150,12 +150,12 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def decompress(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, int]:
     """
-    Return what a compressed file holds, all members joined, and how many bytes of the file every reader takes for it.
+    Return the content of a compressed file, all members joined, and how many bytes of the file all readers unpack.
 
     Raises:
         LimitExceeded: It grows larger than ``limits`` allow for its size.
         MalformedFile: It is damaged or ends too early.
-        UnsupportedFeature: This Python was built without what unpacks it.
+        UnsupportedFeature: This Python was built without the module that unpacks it.
     """
     output = bytearray()
     try:
@@ -168,7 +168,7 @@ def decompress(source: Source, kind: Compression, limits: Limits) -> tuple[bytea
 
 
 def decompress_as_far(source: Source, kind: Compression, limits: Limits) -> tuple[bytearray, CkptoolError | None]:
-    """Return what can be unpacked of a compressed file, to the byte, and what is wrong with the rest."""
+    """Return all bytes that can be unpacked of a compressed file, and the error for the rest, or None."""
     output = bytearray()
     try:
         _decompress(source, kind, limits, output)
@@ -185,7 +185,11 @@ def decompress_as_far(source: Source, kind: Compression, limits: Limits) -> tupl
 def _decompress(
     source: Source, kind: Compression, limits: Limits, output: bytearray, *, finer_from: int | None = None
 ) -> None:
-    """Unpack to ``output``: piece by piece, for a piece is lost with what is wrong in it; then byte by byte."""
+    """
+    Append the content to ``output``, in pieces; an error in a piece loses all of it.
+
+    So from ``finer_from`` bytes of output on, pieces are of one byte.
+    """
     allowed = limits.inflated(source.nbytes)
     position = 0
     pending = b""
@@ -203,7 +207,7 @@ def _decompress(
                 if not pending:
                     continue
                 is_either = kind.name in _OF_LZMA
-                if not is_either and not pending.startswith(kind.magic[:1]):  # some readers pass over it
+                if not is_either and not pending.startswith(kind.magic[:1]):  # some readers ignore it
                     fact = f"bytes that are no {kind.name} follow it"
                     raise MalformedFile(fact, kind=_BEHIND, offset=position - len(pending))
                 unpacker = (_lzma(_AUTO) if is_either else kind.start)()
@@ -214,7 +218,7 @@ def _decompress(
                 output += piece
                 if len(output) > allowed:
                     raise too_large(f"of the {kind.name} file", len(output), allowed)
-                pending = getattr(unpacker, "unconsumed_tail", b"")  # the others keep it themselves
+                pending = getattr(unpacker, "unconsumed_tail", b"")  # other unpackers keep it themselves
                 is_full = bool(pending) or len(piece) == longest
             pending = unpacker.unused_data if unpacker.eof else b""
     except ImportError as error:
@@ -234,19 +238,19 @@ def _decompress(
 
 
 def _behind_padding(kind: Compression, rest: bytes) -> bytes:
-    """Return what follows a member, but for the zeros that tar on tape leaves; Python's gzip goes on behind any."""
+    """Return the bytes after a member without padding: of gzip, without leading zeros; nothing if all are zeros."""
     rest = rest.lstrip(b"\0") if kind is GZIP else rest
     return rest if rest.strip(b"\0") else b""
 
 
 def unpack(data: bytes, limits: Limits) -> bytes:
     """
-    Return what frames of Zstandard hold.
+    Return the content of frames of Zstandard.
 
     Raises:
         LimitExceeded: It grows larger than ``limits`` allow for its size.
         MalformedFile: It is damaged or ends too early.
-        MissingPackage: Nothing that unpacks it is installed.
+        MissingPackage: zstandard is not installed.
     """
     zstandard = _package()
     allowed = limits.inflated(len(data))

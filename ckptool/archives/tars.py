@@ -1,10 +1,10 @@
 """
-The member table of a tar: POSIX ustar and the extensions that writers use for long names and large sizes.
+The members of a tar: POSIX ustar and the extensions that writers use for long names and large sizes.
 
     512-byte header, payload padded to 512 bytes    for each member
     two blocks of zeros                             at the end
 
-Only regular files become records. Links, devices and folders are passed over, never followed; nothing is extracted.
+Only regular files become records. Links, devices and folders are skipped, never followed; nothing is extracted.
 See POSIX.1-2017, pax, "ustar Interchange Format".
 """
 
@@ -30,9 +30,9 @@ _FILES: Final = (b"0", b"\0", b"7")
 _NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices and folders, which have no payload."""
 _EXTENSIONS: Final = (b"x", b"L", b"K", b"g")
-"""What is said of the next member: all, its name, the name that a link leads to; and of several members."""
+"""Extended headers of the next member: attributes (x), its name (L), the target of a link (K); of all members (g)."""
 _TABLES: Final = ("storages", "tensors")
-"""Members that PyTorch unpacks from tars of its own, whatever their kind."""
+"""Members that PyTorch unpacks from its own tars whatever their kind."""
 
 
 class _Member(NamedTuple):
@@ -40,12 +40,12 @@ class _Member(NamedTuple):
     kind: bytes
     payload: int
     nbytes: int
-    """May reach over the end of the file."""
+    """Size by its header; it may extend beyond the end of the file."""
     is_sparse: bool
 
 
 def is_tar(head: bytes) -> bool:
-    """Say whether some reader takes the first block for a tar header: its checksum is right."""
+    """Return whether the first block can be a header of a tar: its checksum is right for some reader."""
     return len(head) >= BLOCK and _checksum_is_right(head[:BLOCK])
 
 
@@ -54,10 +54,11 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     Return the regular files of a tar, in order.
 
     Raises:
-        TruncatedFile: A member reaches over the end of the file.
+        TruncatedFile: A member extends beyond the end of the file.
         MalformedFile: A header is damaged.
         UnsupportedFeature: A member is sparse: its bytes are not its content.
-        AmbiguousFile: Two members have one name, or readers differ in where members lie or what they are.
+        AmbiguousFile: Two members have one name, or readers differ in the offsets or kinds of members.
+        LimitExceeded: There are too many members.
     """
     records: dict[str, Record] = {}
     no_files: set[str] = set()
@@ -73,7 +74,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if member.is_sparse:
             raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=member.payload)
         name = member.name.rstrip("/")
-        if name in (no_files if member.kind in _FILES else records):  # a link, say: who unpacks it gets the last
+        if name in (no_files if member.kind in _FILES else records):  # when unpacked, the later one replaces it
             raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.payload)
         if member.kind not in _FILES:
             if name in _TABLES:
@@ -81,7 +82,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             if len(no_files) >= limits.entries:
                 raise LimitExceeded(f"more than {limits.entries:,} links and the like in a tar", actual=limits.entries)
             no_files.add(name)
-            if member.nbytes and member.kind not in _NO_FILES:  # of a kind of its own, which some take for a file
+            if member.nbytes and member.kind not in _NO_FILES:  # some readers take an unknown kind for a file
                 unused.append(range(member.payload, member.payload + member.nbytes))
             continue
         if member.name in records:
@@ -93,7 +94,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
 
 
 def _members(source: Source) -> Iterator[_Member | int]:
-    """Yield all members with a payload of their own, and the position at which the tar says that it ends."""
+    """Yield the members, with their extended headers applied, and at last the offset of the block of zeros, if any."""
     ahead = ReadAhead(source)
     position = 0
     override: dict[str, str] = {}
@@ -121,11 +122,11 @@ def _members(source: Source) -> Iterator[_Member | int]:
             if kind == b"K":
                 continue
             text = source.read(payload, min(position, source.nbytes) - payload)
-            if any(text[nbytes:]):  # some read whole blocks
+            if any(text[nbytes:]):  # some readers read whole blocks
                 raise _ambiguous("an extended header with bytes behind it", payload)
             text = text[:nbytes]
             found = {"path": _text(text)} if kind == b"L" else _pax(text, payload)
-            if not override.keys().isdisjoint(found) or (kind == b"g" and found):  # of two, readers take either
+            if not override.keys().isdisjoint(found) or (kind == b"g" and found):  # readers take either of two
                 raise MalformedFile(f"a second tar name at byte {payload:,}", kind="malformed-tar", offset=payload)
             override |= found
             continue
@@ -136,14 +137,14 @@ def _members(source: Source) -> Iterator[_Member | int]:
 
 
 def _check_for_all_readers(header: bytes, name: str, nbytes: int, position: int) -> None:
-    """Raise AmbiguousFile where some readers pass over other bytes than others, or take a member for something else."""
+    """Raise AmbiguousFile for a header whose size or kind readers take differently."""
     kind = header[156:157]
-    if kind == b"X":  # for some an extended header, for others a file
+    if kind == b"X":  # an extended header for some readers, a file for others
         raise _ambiguous("an extended header of Solaris", position)
     if nbytes and kind in _NO_FILES:
         raise _ambiguous("a link, device or folder with a size", position)
     is_folder = name.endswith("/") or (kind == b"\0" and _text(header[:100]).endswith("/"))
-    if not name:  # some take it for none, and the one in the header
+    if not name:  # some readers ignore the empty name, and take the one in the header
         raise _ambiguous("a member without a name", position)
     if nbytes and kind in _FILES and is_folder:
         raise _ambiguous(f"{name!r} is a file with the name of a folder", position)
@@ -159,7 +160,7 @@ def _truncated(offset: int, needed: int, actual: int) -> TruncatedFile:
 
 
 def _checksum_is_right(header: bytes) -> bool:
-    # The checksum counts its own eight bytes as spaces, and old writers took bytes for signed numbers.
+    # The checksum counts its own eight bytes as spaces; old writers summed signed bytes.
     found = _readings(header[148:156])
     if found == {None}:
         return False
@@ -168,7 +169,7 @@ def _checksum_is_right(header: bytes) -> bool:
 
 
 def _readings(field: bytes) -> set[int | None]:
-    """Return what readers take a number for: GNU's and others the octal digits; Python all that it has for a number."""
+    """Return the values that readers give a number: GNU's and others use the octal digits, Python what int() takes."""
     if field[0] in (0x80, 0xFF):  # too large for octal, so binary
         return {int.from_bytes(field[1:], "big") if field[0] == 0x80 else int.from_bytes(field, "big", signed=True)}
     digits = re.match(rb"[\0\s]*([0-7]*)", field)
@@ -188,7 +189,7 @@ def _size_of_member(field: bytes, position: int) -> int:
 
 def _name(header: bytes) -> str:
     name = _text(header[:100])
-    prefix = _text(header[345:500])  # whatever the kind of the tar, as Python has it
+    prefix = _text(header[345:500])  # in every kind of tar, as in Python
     return f"{prefix}/{name}" if prefix else name
 
 
@@ -199,7 +200,11 @@ def _decimal(text: str, position: int) -> int:
 
 
 def _pax(records: bytes, offset: int) -> dict[str, str]:
-    """Return the path and size of a pax header: lines of ``length key=value``, the length counting itself."""
+    """
+    Return the path, size and mark of sparse files in a pax header, where given.
+
+    Its lines are ``length key=value``, and the length includes itself.
+    """
     found: dict[str, str] = {}
     position = 0
     while position < len(records):
@@ -213,7 +218,7 @@ def _pax(records: bytes, offset: int) -> dict[str, str]:
         if key.startswith(b"GNU.sparse"):
             found["sparse"] = "yes"
         if key in (b"path", b"size"):
-            if b"\0" in value:  # where the text ends for some
+            if b"\0" in value:  # some readers end the text there
                 raise _ambiguous(f"{str(key, 'ascii')!r} in an extended header", offset + position)
             found[key.decode()] = _text(value)
         position = stop

@@ -1,28 +1,26 @@
 """
-The member table of a zip, accepted only where it has one reading.
+The members of a zip, accepted only if all readers agree on them. Also the ranges of several zips in one file.
 
     local header, payload, [descriptor]   for each member
     central directory                     one entry for each member
     [zip64 end record, locator]
     end record                            22 bytes and a comment
 
-Strategy: find the one end record, take the central directory from there, then compare every local header and descriptor
-with it.
+Strategy: find the end record, read the central directory that it points to, then compare every local header and
+descriptor with it.
 
 Rules, because readers of zips differ in which of these records they trust:
-1. Directory, local headers and descriptors agree, or the file is refused: each reader would see other members.
+1. Directory, local headers and descriptors must agree; otherwise readers would see different members.
 2. Members do not overlap, and there is one directory: readers from the start and from the end see the same.
-3. No two members have one name, with upper and lower case taken for the same: readers would keep one or the other.
+3. No two members have the same name, ignoring case: readers would keep one or the other.
 4. Bytes that belong to no member, or follow the end, are noted; they are refused only if they look like members.
 
 Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
 
-``placed`` says where payloads lie, as far as the directory alone tells, for files that are slow to read: it has the
-offset of each local header, and not how long that is. Two ways lead to the payload, and where they agree nothing is
-left to know: back from the next header over the descriptor and the payload, and forward over the header as torch and
-zipfile write it. torch pads the name with extra fields to the next multiple of 64 (``getPadding``); zipfile adds none.
-
-Of several zips one after the other, where each begins and ends.
+``placed`` computes the offsets of payloads from the directory alone, for files that are slow to read. The directory has
+the offset of each local header, but not its length. There are two computations: backward from the next header over the
+descriptor and the payload, and forward over a header as torch or zipfile writes it (torch pads the name with extra
+fields to the next multiple of 64, ``getPadding``; zipfile adds none). If both agree, the offset is certain.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ END: Final = Struct("<4s4H2LH")
 
 FULL16: Final = 0xFFFF
 FULL32: Final = 0xFFFFFFFF
-"""4.4.1.4 A count, a size or an offset that is in a zip64 record or field instead."""
+"""4.4.1.4 The value of a count, size or offset that is stored in a zip64 record or field instead."""
 
 FLAG_DESCRIPTOR: Final = 0x0008
 FLAG_PATCHED: Final = 0x0020
@@ -85,15 +83,15 @@ UNICODE_PATH_TAG: Final = 0x7075
 
 
 END_SEARCH = END.size + 0xFFFF
-"""Bytes at the end of a file in which the end record has to be."""
+"""Bytes at the end of a file that must contain the end record."""
 
 SEVERAL = "several-zips"
 METHODS: dict[int, Compression] = {0: "stored", 8: "deflate"}
 _DESCRIPTORS = [(magic, layout) for magic in (DESCRIPTOR_MAGIC, b"") for layout in (DESCRIPTOR, DESCRIPTOR64)]
 _USUAL_EXTRA = 68 + len(NUMPY)
-"""Bytes of extra fields that writers use to align payloads, at most, and as many of the payload as tell an array."""
+"""Bytes after the name that are read with a header: extra fields for alignment, and numpy's magic in the payload."""
 _UNREAD = "the local headers of {count} members were not read, which is done together with what they hold"
-# Patterns that most files do not need are compiled when they are needed: it takes as long as a module.
+# Patterns that most files do not need are compiled on use: compiling them takes as long as importing a module.
 _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 """No control characters or backslashes, not absolute."""
 _WAY_UP: Final = r"(?:.*/)?\.\.(?:/.*)?"
@@ -102,20 +100,21 @@ _SIGNATURE: Final = 4
 _BARE: Final = (0,)
 _DESCRIPTOR_SIZES: Final = (_SIGNATURE + DESCRIPTOR.size, _SIGNATURE + DESCRIPTOR64.size)
 _HEADER_NBYTES: Final = 160
-"""What is fetched of a local header beyond its name."""
+"""Bytes of a local header, without its name, that are fetched from a remote file."""
 
 
 def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     """
     Return the members of a zip, in the order of their bytes in the file.
 
-    Reads the directory and every local header, no payload.
+    It reads the directory and every local header, but no payload.
 
     Raises:
         TruncatedFile: There is no central directory at the end.
         AmbiguousFile: Readers could disagree about what is in it.
         MalformedFile: It contradicts the format.
-        UnsupportedFeature: It is encrypted, or packed with something else than deflate.
+        UnsupportedFeature: It is encrypted, or compressed with another method than deflate.
+        LimitExceeded: It has too many members.
     """
     directory = find_directory(source)
     if directory.members > limits.entries:
@@ -145,7 +144,7 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
         if name[-1] != "/":
             records[name] = record
-        elif record.nbytes:  # a folder for some, a file for others
+        elif record.nbytes:  # a folder for some readers, a file for others
             raise ambiguous(f"member {show_member(entry.name)} is called like a folder, and has content", entry.header)
     if position > directory.offset:
         raise ambiguous("the last member reaches into the central directory", directory.offset)
@@ -159,9 +158,9 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
 
 def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[Place | None]:
     """
-    Return where payloads lie of which the local header is read later: in a file far away, with the payload.
+    Return the place of each member whose local header can be compared later, with its payload; None for the others.
 
-    All other local headers of such a file are asked for at once.
+    This is only done for remote files. Local headers of the other members are announced, to be fetched together.
     """
     under = far_under(source)
     if under is None:
@@ -184,7 +183,7 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
 
 
 def _note_gap(source: Source, start: int, stop: int) -> str:
-    """Return a note on bytes that belong to no member; refuse those that some reader could take for members."""
+    """Return a note on bytes that belong to no member; raise AmbiguousFile if they could be taken for members."""
     nbytes = stop - start
     head = source.read(start, min(len(LOCAL_MAGIC), nbytes))
     tail = source.read(max(start, stop - END_SEARCH), min(END_SEARCH, nbytes))
@@ -220,7 +219,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
     if at + offset - header + len(NUMPY) > len(block):
         block, at = ahead.window(header, offset - header + min(len(NUMPY), stored_nbytes))
     at += LOCAL.size
-    # Python from 3.14 on, appending to a zip, takes the mark of UTF-8 from names of ASCII, but in the directory alone.
+    # Python 3.14 and later, when appending to a zip, clears the UTF-8 flag of ASCII names, in the directory alone.
     unlike = local_flags ^ flags
     if name_n != len(name) or not block.startswith(name, at) or local_method != method:
         raise _disagree(entry)
@@ -240,7 +239,7 @@ def _read_member(ahead: ReadAhead, entry: Entry, decoded: str, limit: int) -> tu
     found = (local_crc, local_stored, local_nbytes)
     next_header = end
     if flags & FLAG_DESCRIPTOR:
-        # The writer did not know them yet: zeros here, the values in a descriptor after the payload.
+        # The writer did not know the sizes yet: zeros here, the values in a descriptor after the payload.
         agree = found == (0, 0, 0) or all(one in (0, value) for one, value in zip(found, sizes, strict=True))
         block, at = ahead.window(end, min(24, limit - end))
         next_header += _descriptor_nbytes(block, at, limit - end, sizes)
@@ -257,7 +256,7 @@ def _disagree(entry: Entry) -> AmbiguousFile:
 
 
 def _descriptor_nbytes(block: bytes, at: int, room: int, sizes: tuple[int, int, int]) -> int:
-    """Return the length of the descriptor that repeats ``sizes``, or 0: its signature and its width are optional."""
+    """Return the length of the descriptor that repeats ``sizes``; 0 if there is none. It has four possible forms."""
     for magic, layout in _DESCRIPTORS:
         if layout is DESCRIPTOR and max(sizes) > FULL32:
             continue
@@ -280,7 +279,7 @@ def _name(entry: Entry) -> str:
 
 
 class Place(NamedTuple):
-    """Offset of a payload, and of what follows the member."""
+    """The offset of a payload, and the offset of the next member."""
 
     offset: int
     end: int
@@ -288,8 +287,10 @@ class Place(NamedTuple):
 
 def placed(entries: Sequence[Entry], limit: int) -> tuple[list[Place | None], list[tuple[int, int]]]:
     """
-    Return for each entry, in the order of the headers, where its payload lies, or None where that is not certain; and
-    what has to be read of the latter: their headers, and the descriptors behind them.
+    Return the place of each entry, or None if it is not certain; and the ranges to read for those that are not.
+
+    The entries must be in the order of their headers; ``limit`` is the end of the last member. The ranges are of local
+    headers and descriptors.
     """
     places: list[Place | None] = []
     ranges = []
@@ -317,7 +318,7 @@ _MOST_ZIPS: Final = 10_000
 
 
 def zips(source: Source) -> list[range]:
-    """Return where each of several zips lies that fill a source; nothing if it is one. The first may be several."""
+    """Return the range of each zip if a source is several zips, else nothing; above 10,000, the first has the rest."""
     found: list[range] = []
     end = source.nbytes
     while len(found) < _MOST_ZIPS and (start := _last(SliceSource(source, 0, end))):
@@ -327,7 +328,7 @@ def zips(source: Source) -> list[range]:
 
 
 def _last(source: Source) -> int:
-    """Return where the last of several zips begins; 0 if there is one."""
+    """Return the offset of the last of several zips; 0 if there is only one."""
     try:
         find_directory(source)
     except Failure as error:
@@ -337,9 +338,9 @@ def _last(source: Source) -> int:
 
 def in_front(source: Source) -> int | None:
     """
-    Return how many bytes stand in front of the zip that ends a source, as zipfile counts them.
+    Return how many bytes precede the zip at the end of a source, as zipfile counts them.
 
-    Fewer than none if its directory says that it is further behind than it is; None if zipfile finds no directory.
+    Negative if the directory is before the offset that the end record has; None if zipfile finds no directory.
     """
     begin = max(0, source.nbytes - END_SEARCH)
     last = source.read(begin, source.nbytes - begin)
@@ -372,9 +373,9 @@ class Directory(NamedTuple):
     nbytes: int
     members: int
     end: int
-    """Offset of what follows the central directory: the zip64 end record, or the end record."""
+    """Offset of the next record: the zip64 end record, or the end record."""
     stop: int
-    """Offset of what follows the archive, which is mostly nothing."""
+    """Offset of the end of the archive, usually of the file."""
 
 
 class Entry(NamedTuple):
@@ -394,11 +395,11 @@ def find_directory(source: Source) -> Directory:
     """
     Return the one directory that every reader finds.
 
-    Raises what ``read_zip`` raises about it. Neither the entries nor the members are looked at.
+    It raises the errors of ``read_zip``. Neither the entries nor the members are read.
     """
-    # The end record is found by its magic from the end of the file, because a comment of any length up to 65,535 bytes
-    # may follow it. Readers search differently where there are several: the last one is taken, and an earlier one that
-    # could have a directory of its own is refused below.
+    # The end record is searched by its magic from the end of the file, because a comment of up to 65,535 bytes may
+    # follow it. Readers differ in which of several they find: the last one is taken, and an earlier one that could
+    # have a directory of its own is refused below.
     tail_start = max(0, source.nbytes - END_SEARCH)
     tail = source.read(tail_start, source.nbytes - tail_start)
     at = tail.rfind(END_MAGIC)
@@ -413,7 +414,7 @@ def find_directory(source: Source) -> Directory:
     stop = end + END.size + comment
     directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end, end)
     directory = directory._replace(stop=stop)
-    # Some readers find the directory by its offset, others by its size counted back from the end record: where the two
+    # Some readers find the directory by its offset, others by its size counted back from the end record: if the two
     # differ, they would read different directories.
     gap = directory.end - directory.offset - directory.nbytes
     if gap:
@@ -430,7 +431,7 @@ def find_directory(source: Source) -> Directory:
 
 
 def _refuse_several(source: Source, end: int, nbytes: int, offset: int) -> None:
-    """Raise UnsupportedFeature where the last of several zips, one after the other, has this end record."""
+    """Raise UnsupportedFeature if this end record belongs to the last of several zips, one after the other."""
     at = end - LOCATOR.size
     locator = source.read(at, LOCATOR.size) if at >= END64.size else b""
     is_64 = locator.startswith(LOCATOR_MAGIC)
@@ -457,7 +458,7 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
         raise MalformedFile("the zip64 end record is damaged", kind="malformed-zip", offset=record_at)
     if (disk, start_disk, disks) != (0, 0, 1):
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip", offset=record_at)
-    if record_at + END64.size != at:  # zipfile takes what stands just before the locator for that record
+    if record_at + END64.size != at:  # zipfile takes the bytes just before the locator for that record
         raise ambiguous("more data in the zip64 end record", record_at)
     # A field that is full says "see zip64"; any other must be the same in both records, else it depends on the reader.
     pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
@@ -473,7 +474,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
     Raises:
         AmbiguousFile: It does not begin, or end, where the end record says.
         MalformedFile: It contradicts the format.
-        UnsupportedFeature: A member is encrypted, or packed with something else than deflate.
+        UnsupportedFeature: A member is encrypted, or compressed with another method than deflate.
     """
     if directory.nbytes < ENTRY.size * directory.members:
         fact = f"a central directory of {directory.nbytes:,} bytes for {directory.members:,} members"
@@ -507,7 +508,7 @@ def read_entries(source: Source, directory: Directory) -> list[Entry]:
 
 
 def widen(extra: bytes, name: bytes, values: tuple[int, int, int], at: int) -> tuple[int, int, int]:
-    """Return the values with those that say "see zip64" taken from the extra field, which must hold just these."""
+    """Return the values, with those that say "see zip64" from the extra field, which must have exactly these."""
     wanted = [value == FULL32 for value in values]
     field = zip64_field(extra, name, at)
     if field is None:
@@ -525,7 +526,7 @@ def widen(extra: bytes, name: bytes, values: tuple[int, int, int], at: int) -> t
 
 
 def zip64_field(extra: bytes, name: bytes, at: int) -> bytes | None:
-    """Return the zip64 field among a member's extra fields, all of which must be sound."""
+    """Return the zip64 field of a member's extra fields, or None; raise an error if any field is malformed."""
     found: bytes | None = None
     position = 0
     while position + 4 <= len(extra):
