@@ -1,9 +1,8 @@
 """
-Calls that are known to reach the system, by their names: an alarm, and never a proof that others do not.
+Calls that are known to reach the system, by their names: an alarm, never a proof that other calls do not.
 
-A name is found through the calls that only find one (``getattr(os, "system")``), and in what a call is given.
-
-Also what a call of a pickle comes to, and how it is shown.
+Calls that only look a name up (``getattr(os, "system")``) are resolved to that name, and names among the arguments of
+a call count, too. Also ``Verdict``, the result of judging a call, and how calls are shown.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set, Unknown
 
 Grade: TypeAlias = Literal["data", "program", "code", "system"]
 """
-It makes data; holds a program that its own loader runs, and no other; runs code of a package, or may; is known to run
-commands or text, to open files or connections, to import what it names, or to change the interpreter.
+data: it only makes data; program: a program that only its own loader runs; code: it runs code of a package, or may;
+system: it is known to run commands or text, open files or connections, import modules, or change the interpreter.
 """
 How: TypeAlias = Literal["refers", "calls", "builds", "sets", "adds", "asks", "runs", "odd"]
 """
 refers: a name is looked up, and its module imported; calls: REDUCE, INST, OBJ; builds: NEWOBJ, NEWOBJ_EX;
 sets: BUILD, which calls ``__setstate__`` or sets attributes; adds: items, by ``append``, ``extend``, ``add`` or
-``__setitem__`` of what is no plain container; asks: a persistent id, which the loader looks up; runs: a program beside
-the pickles does it, once its loader runs it; odd: it is not known to do anything, nor not to.
+``__setitem__`` of an object that is not a plain container; asks: a persistent id, which the loader looks up; runs: a
+program beside the pickles does it when its loader runs it; odd: its effect is not known.
 """
 _LONGEST: Final = 120
 
 
 class Verdict(NamedTuple):
-    """What one call or name comes to."""
+    """What one call or name of a pickle may do."""
 
     grade: Grade
     name: str
-    """What is called, built, changed or referred to."""
+    """The full name that is called, built, changed or referred to."""
     how: How
     why: str | None
     shown: Callable[[], str]
-    """Returns the call with its arguments, as far as they fit on a line. May hold any characters of the file."""
+    """Returns the call with its arguments, cut to one line. The text may contain any characters of the file."""
 
 
 def cut_text(value: Inert) -> str:
@@ -57,15 +56,15 @@ def call_text(name: str, args: Inert) -> str:
 
 
 _MOST_PARTS: Final = 32
-"""Of a name, between its dots: with more it is none of an import."""
+"""Components of a dotted name; no import has more."""
 _DEEPEST: Final = 12
-"""Calls that find a name by what others find: each may need two others, so time doubles with each."""
+"""Nesting of calls that look names up: each may look up two more, so time doubles with each level."""
 _LONGEST_LISTED: Final = max(name.count(".") + 1 for name in table.DANGEROUS)
 _MOST_LOOKED_AT: Final = 1 << 12
-"""Values inside the arguments of one call."""
+"""Values inside the arguments of one call that are inspected."""
 _MOST_PAIRS: Final = 1000
 _MODULES: Final = {"_operator": "operator", "torch.tensor": "torch._tensor"}
-"""Modules under other names: in C; as ``torch.load`` finds them in zips."""
+"""Other names of modules: of a C module, and of one that ``torch.load`` renames in zips."""
 _GET: Final = ("builtins.getattr", "dill._dill._get_attr", "dill._dill._getattribute", "dill._dill._getattr")
 _IMPORT: Final = (
     "importlib.import_module",
@@ -80,8 +79,8 @@ _FINDERS: Final = frozenset((*_GET, *_IMPORT, *_UFUNCS, *_TYPES, "operator.attrg
 
 @lru_cache(maxsize=1 << 12)
 def canonical(module: str, name: str) -> str:
-    """Return the full name in Python 3, in no module in C: unpicklers still understand the names of Python 2."""
-    import _compat_pickle as compat  # two tables: what pickle itself uses for this
+    """Return the full name in Python 3 for a name of Python 2 or 3, and of the Python module for one in C."""
+    import _compat_pickle as compat  # the tables that pickle itself uses
 
     module, name = compat.NAME_MAPPING.get((module, name), (module, name))
     module = _MODULES.get(module) or compat.IMPORT_MAPPING.get(module, module)
@@ -89,16 +88,16 @@ def canonical(module: str, name: str) -> str:
 
 
 def package_of(name: str) -> str:
-    """Return the package that a name is of."""
+    """Return the top-level package of a full name."""
     return name.partition(".")[0]
 
 
 @lru_cache(maxsize=1 << 12)
 def reaching(name: str, qualified: str) -> str | None:
     """
-    Return in which way what has this full name reaches the system, if it is known for that.
+    Return how the object of this full name reaches the system, if it is known to, else None.
 
-    ``qualified`` is the part of it below its module, which may lead through other modules that this one imported.
+    ``qualified`` is the part after its module, which may lead through other modules that this one imported.
     """
     if name in table.HARMLESS or re.fullmatch(table.VALUES, name):
         return None
@@ -118,12 +117,12 @@ def reaching(name: str, qualified: str) -> str | None:
 
 
 def reach(named: Global) -> str | None:
-    """Return in which way a name reaches the system, if it is known for that."""
+    """Return how a name reaches the system, if it is known to, else None."""
     return reaching(canonical(named.module, named.name), named.name)
 
 
 def listed(name: str) -> str | None:
-    """Return in which way a name reaches the system, or what it is a part of, if that stands in the table."""
+    """Return how a name, or a module or class that it is a part of, reaches the system by the table, else None."""
     parts = name.split(".", _LONGEST_LISTED)[:_LONGEST_LISTED]
     for count in range(len(parts), 0, -1):
         if reason := table.DANGEROUS.get(".".join(parts[:count])):
@@ -132,17 +131,17 @@ def listed(name: str) -> str | None:
 
 
 def is_known(name: str) -> bool:
-    """Say whether this is a name of Python's library, or of what is known to reach the system."""
+    """Return whether a name is of Python's standard library, or known to reach the system."""
     return package_of(name) in table.STDLIB or listed(name) is not None
 
 
 def is_maker(name: str) -> bool:
-    """Say whether calls of this name give a function of byte code, mostly of the file."""
+    """Return whether calls of this name make a function from byte code, mostly of the file."""
     return name in table.MAKERS or name.rpartition(".")[2] in table.MAKER_NAMES
 
 
 def found(node: Inert, depth: int = 0) -> Global | None:
-    """Return the name of what a node stands for: also of what calls find or wrap."""
+    """Return the name that a node stands for, also if a call looks it up or wraps it; None if there is none."""
     named = nodes.global_of(node)
     if named is not None or type(node) is not Call or depth > _DEEPEST:
         return named
@@ -174,7 +173,7 @@ def found(node: Inert, depth: int = 0) -> Global | None:
 
 
 def _attribute(holder: Inert, attribute: str, depth: int) -> Global | None:
-    """Return the name of an attribute: of a name, of what a call of one gives, of a plain value."""
+    """Return the name of an attribute of a named object, of an instance of a class, or of a plain value, else None."""
     named = found(holder, depth + 1) or nodes.class_of(holder)
     if named is not None:
         return Global(named.module, f"{named.name}.{attribute}" if named.name else attribute)
@@ -185,7 +184,7 @@ def _attribute(holder: Inert, attribute: str, depth: int) -> Global | None:
 
 
 def passed(values: Iterable[Inert]) -> str | None:
-    """Return the first name among arguments that reaches the system when it is called, or what cannot be followed."""
+    """Return the first name inside some values that reaches the system, or a text for an unknown value; else None."""
     todo: list[Inert] = list(values)
     seen: set[int] = set()
     for one in todo:  # which grows
@@ -214,7 +213,7 @@ def passed(values: Iterable[Inert]) -> str | None:
 
 
 def as_method(state: Inert) -> str | None:
-    """Return what reaches the system and is given to an object in the place of a method."""
+    """Return the first name in a state that reaches the system and is set in place of a method, else None."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     pairs = list(chain.from_iterable(part.pairs or () for part in parts if type(part) in (Dict, Call)))
     inner = (value.pairs or () for _, value in pairs[:_MOST_PAIRS] if type(value) in (Dict, Call))
@@ -223,20 +222,20 @@ def as_method(state: Inert) -> str | None:
 
 
 def is_wary(named: Global) -> bool:
-    """Say whether it matters what calls are given where a pickle asks for this name: it, or what it finds, is known."""
+    """Return whether, in a pickle that refers to this name, the arguments of all calls must be inspected."""
     name = canonical(named.module, named.name)
     return name in _FINDERS or reach(named) is not None or is_maker(name)
 
 
 def asked(call: Call) -> Global | None:
-    """Return the name that a call only looks up as an attribute, if that reaches the system."""
+    """Return the name that a ``getattr`` call looks up, if that reaches the system, else None."""
     func = nodes.global_of(call.func)
     one = found(call) if func is not None and canonical(func.module, func.name) in _GET else None
     return one if one is not None and reach(one) else None
 
 
 def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None:
-    """Return in which way a call of a name reaches the system, by the name or by what it is given; None if neither."""
+    """Return how a call of a name reaches the system, by the name or its arguments; None if it is not known to."""
     args = call.args if type(call.args) is tuple and call.args else (call.args,)
     name = canonical(named.module, named.name)
     one = found(call) if name in (*_IMPORT, *_UFUNCS) else None
@@ -245,7 +244,7 @@ def of_call(named: Global, how: How, call: Call, *, is_wary: bool) -> str | None
     if name in _GET and len(args) > 1 and type(args[1]) is not str:
         return table.UNFOLLOWED
     if name in _GET and type(args[0]) is Call and nodes.global_of(args[0].func) == named:
-        return None  # an attribute of an attribute: what the first is of was looked at
+        return None  # an attribute of an attribute: the inner call was judged by itself
     if name == "dill._dill._eval_repr" and type(args[0]) is str and re.fullmatch(table.LITERALS, args[0]):
         return None
     if why := reach(named):

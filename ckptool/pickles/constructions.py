@@ -1,9 +1,9 @@
 """
-The calls that a pickle may have and only make data: for each the name, the exact form of what it is given, and why.
+A table of calls in pickles that only make data: for each the name, the exact form of its arguments, and the reason.
 
-A pickle is ``data`` if everything in it is a literal or made by a row of this table, and nothing else: see ``judge``.
-A row counts for the name as Python maps it at the protocol of the pickle, and for nothing that is called alike. Its
-words are those of ``forms``. To add a row, read what the callable does with each argument, state and item.
+A pickle is ``data`` if everything in it is a literal or made by a row of this table: see ``judge``. A row counts for
+the exact full name as Python maps it at the protocol of the pickle. Its words are those of ``forms``. To add a row,
+read what the callable does with each argument, state and item.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from ckptool.pickles.nodes import CONTAINERS, Call, Global, Inert
 
 
 class Row(NamedTuple):
-    """A construction."""
+    """A callable that only makes data."""
 
     names: tuple[str, ...]
-    """Full names, as Python 3 has them."""
+    """Full names in Python 3."""
     makes: str
-    """The word for what it makes."""
+    """The word for the result."""
     forms: str
-    """Arguments by their words, commas between them; bars between forms. What ends with an ellipsis may be repeated."""
+    """Allowed arguments: words with commas between, bars between alternatives, an ellipsis after a repeated one."""
     why: str
-    """What the callable does, which is nothing else."""
+    """All that the callable does."""
     source: str
-    """Where that can be read."""
+    """The source file where that can be read."""
     builds: bool = False
     """Whether the object is made by ``__new__`` alone, and not by a call."""
     state: str | None = None
-    """The word for the state that it may get, once; none if it may get none."""
+    """The word for the state that it may get, once; None if it may get none."""
     items: str = ""
-    """What it may get: ``pairs`` (SETITEMS), ``items`` (APPENDS)."""
+    """Which items it may get: ``pairs`` (SETITEMS), ``items`` (APPENDS)."""
     whole: Callable[[Call, Values], bool] | None = None
-    """What is to hold of all parts together."""
+    """A test of the arguments, state and items together."""
 
 
 def _holds_elements(call: Call, values: Values) -> bool:
@@ -66,7 +66,7 @@ def _is_one_element(call: Call, values: Values) -> bool:
 
 
 def _is_view(call: Call, values: Values) -> bool:
-    """A view in its storage, of a type that has no scales."""
+    """Test that a view is within its storage, and its type has no scales."""
     named = values.name(call.args[6]) if len(call.args) > 6 else ""
     is_quantised = named in _QUANTISED if named else id(call.args[0]) in values.quantised
     return not is_quantised and _lies_within(call, values)
@@ -78,18 +78,18 @@ def _lies_within(call: Call, values: Values) -> bool:
     if len(others) > 2 and type(others[2]) is Global:  # the elements are of this type, whatever the storage's are
         numel //= NBYTES.get(values.name(others[2]), 1)
     found = extent(*(one if type(one) is tuple else one.args[0] for one in (size, stride)))
-    return found is not None and 0 <= offset <= numel - found  # torch would make the storage larger
+    return found is not None and 0 <= offset <= numel - found  # else torch would enlarge the storage
 
 
 def _is_shallow(call: Call, values: Values) -> bool:
-    """A container that Python ends in one call inside another: few may hold what holds more."""
+    """Test the nesting of a container that Python frees recursively: few may contain other containers."""
     given = call.args[0] if call.args and type(call.args[0]) is list else ()
     held = chain(given, call.items or (), (value for _, value in call.pairs or ()))
     return CONTAINERS.isdisjoint(map(type, held)) or values.takes_nested()
 
 
 def _is_quantised(call: Call, values: Values) -> bool:
-    """A view of no more elements than there are; if its numbers are of an axis, as many as that is long."""
+    """Test that a view has no more elements than its storage, and as many scales as the length of their axis."""
     size, (_, *numbers, axis) = call.args[2], call.args[4]
     if dense(call.args, values) is None or not _lies_within(call, values):
         return False
@@ -99,7 +99,7 @@ def _is_quantised(call: Call, values: Values) -> bool:
 
 
 def _is_rebuilt(call: Call, values: Values) -> bool:
-    """The arguments of a function that makes a tensor, given as a value: they have its form."""
+    """Test the arguments of a function that makes a tensor, where both are arguments of another call."""
     func, _, args, _ = call.args
     name = values.name(func)
     row = BY_NAME.get(name)
@@ -286,7 +286,7 @@ ROWS: Final = (
         f"{_DATACLASSES}/planner.py",
     ),
 )  # fmt: skip
-"""What may be called."""
+"""All calls that count as data."""
 
 BY_NAME: Final[Mapping[str, Row]] = {name: row for row in ROWS for name in row.names}
 
@@ -301,7 +301,7 @@ STORAGES: Final[Mapping[str, int]] = {
     "torch.storage.UntypedStorage": 1,
     "torch.UntypedStorage": 1,
 }
-"""Classes of storages in persistent ids, and the bytes of an element."""
+"""Classes of storages in persistent ids, and the bytes of their elements."""
 _QUANTISED: Final = _each("torch", "qint8 qint32 quint8 quint4x2 quint2x4")
 
 VALUES: Final = frozenset(
@@ -318,21 +318,21 @@ VALUES: Final = frozenset(
     + _each("torch", "per_tensor_affine per_channel_affine per_channel_affine_float_qparams")
     + _each("torch", "per_tensor_symmetric per_channel_symmetric")
 )
-"""What may be named, beside rows, storages and torch's types of elements, and is not called."""
+"""Names that may be referred to but not called, besides rows, storages and torch's dtypes."""
 
 OBJECT_NBYTES: Final = 256
-"""What most objects take that a call makes, at most;"""
+"""Bytes of memory that most results of calls take, at most."""
 TENSOR_NBYTES: Final = 640
 AXIS_NBYTES: Final = 16
-"""a plain tensor, and more for each axis;"""
+"""Bytes of a plain tensor, and of each of its axes."""
 _OTHER_NBYTES: Final = 3072
-"""any tensor, with as many axes as there may be;"""
+"""Bytes of any tensor, with the most axes."""
 _DEQUE_NBYTES: Final = 832
-"""an empty deque."""
+"""Bytes of an empty deque."""
 
 
 def nbytes_made(row: Row, call: Call) -> int:
-    """Return how many bytes an object takes that a call of a row makes, at most, but for what it copies."""
+    """Return how many bytes of memory the result of a call takes at most, without the data that it copies."""
     if row.makes == "size":
         return 64 + 8 * len(call.args[0])
     if "tensor" in row.makes:
@@ -351,7 +351,7 @@ def _forms(text: str) -> tuple[tuple[tuple[Form, ...], Form | None], ...]:
 
 
 def takes(row: Row, call: Call, values: Values) -> bool:
-    """Say whether the arguments of a call, and what items it gets, have a form of a row."""
+    """Return whether the arguments of a call have a form of a row, and its items are of the allowed kind."""
     args = call.args
     if (call.how == "newobj") is not row.builds or call.kwargs is not None or type(args) is not tuple:
         return False
@@ -363,7 +363,7 @@ def takes(row: Row, call: Call, values: Values) -> bool:
 
 
 def takes_state(row: Row, call: Call, values: Values) -> bool:
-    """Say whether the state that the object of a call gets has the form of a row."""
+    """Return whether the state that the result of a call gets has the form of a row."""
     if row.state is None:
         return False
     if row.makes == "dtype":

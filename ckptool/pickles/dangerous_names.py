@@ -1,7 +1,7 @@
 """
-Which calls of known names reach the system, as data. Nothing here is looked up.
+Tables of names whose calls reach the system. They are only text: nothing here is looked up.
 
-The list of what can be misused has no end: what does not stand here is code all the same.
+No such list is complete: a name that is not in it still counts as code.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ DANGEROUS: Final = {
     }.items()
     for name in names.split()
 }
-"""Functions, classes and whole modules a call of which reaches the system, and what it does."""
+"""How functions, classes and whole modules reach the system when they are called."""
 
 TELLING: Final = words(
     "eval exec execfile system popen popen2 popen3 popen4 Popen check_call check_output getoutput getstatusoutput"
@@ -197,7 +197,7 @@ TELLING: Final = words(
     " _unpickle"
     " fork_exec spawn startfile parse_raw parse_file unpickle import_object import_user_module from_pyfile read_hdf"
 )
-"""Last components by which what another package imported from these is known."""
+"""Last components of names that count in every module, which may have imported them from those above."""
 
 TELLING_CLASSES: Final = words(
     "Thread Timer Process ThreadPoolExecutor ProcessPoolExecutor TemporaryFile NamedTemporaryFile TemporaryDirectory"
@@ -212,7 +212,7 @@ TELLING_CLASSES: Final = words(
     " ExecutionTraceObserver CUDASanitizer _ReaderView _AsyncCheckpointProcess NcclCommRegistration StorageWeakRef"
     " EtcdRendezvous EtcdRendezvousHandler IncrementRecursionCount _LazyModule _MultiProcessingDataLoaderIter"
 )
-"""Classes that modules of torch and numpy import from each other and from elsewhere: under all their names."""
+"""Classes that count in every module of torch, numpy and joblib, as these import them from each other."""
 
 INSIDE: Final = words(
     "__class__ __base__ __bases__ __mro__ __subclasses__ __globals__ __builtins__ __code__ __closure__ __dict__"
@@ -220,10 +220,10 @@ INSIDE: Final = words(
     " __reduce__ __reduce_ex__ __init__ __setattr__ __delattr__ __call__ __set_name__ __defaults__ __kwdefaults__"
     " f_globals f_builtins f_locals gi_frame cr_frame tb_frame mro"
 )
-"""Attributes that lead from an object to what it is made of."""
+"""Attributes that lead from an object to its internals."""
 
 ACTING: Final = r"antigravity|this|idlelib\.idlew?|test\.(?:autotest|mp_fork_bomb)|(?:\w+\.)+__main__"
-"""Modules that act when they are imported: to look up a name in one is enough."""
+"""Modules that act when they are imported, so that looking up a name in one is enough."""
 
 HARMLESS: Final = frozenset(
     _each("signal", "Signals Handlers")
@@ -240,31 +240,31 @@ HARMLESS: Final = frozenset(
     | {"os.stat_result", "os.terminal_size", "os.PathLike", "os._Environ"}
     | {"_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"}
 )
-"""Names of what stands above that reach nothing by themselves: enumerations, errors, records, single numbers."""
+"""Exceptions from the tables above, which reach nothing: enumerations, errors, records, single numbers."""
 
 VALUES: Final = (
     r"builtins\.(?:str|bytes|bytearray|int|float|bool|complex|list|dict|tuple|set|frozenset|object|range|slice)"
     r"\.(?:[a-z]\w*|__(?:new|repr|str|format|hash|[gs]etitem|delitem)__)"
     r"|enum\.[A-Z]\w*\.__(?:new|repr|str|format|hash|dir|reduce_ex)__"
 )
-"""Methods of Python's own types, which are attributes of honest classes."""
+"""Methods of Python's own types, which honest classes have as attributes."""
 
 PACKED: Final = words("quantized rnn sparse mkldnn xnnpack")
-"""Where torch has its classes in C++ that are packed weights; others unpickle what they get, or open files."""
+"""Namespaces of torch's C++ classes for packed weights; other C++ classes unpickle their arguments, or open files."""
 MODULES: Final = words("os sys builtins posix nt subprocess importlib socket shutil ctypes __builtin__")
-"""Modules inside of a name: others have imported them."""
+"""Modules that are reached as attributes of other modules that imported them."""
 
 MAKERS: Final = frozenset(("types.FunctionType", "types.LambdaType", "types.MethodType"))
 MAKER_NAMES: Final = words("_make_function _fill_function _make_skel_func _create_function")
-"""Names of calls that make a function of byte code: dill's and cloudpickle's, and those of their copies."""
+"""Functions of dill, cloudpickle and their copies that make a function from byte code."""
 
 CHANGER_NAMES: Final = words(
     "setattr delattr _setattr _delattr _class_setstate _function_setstate _fill_function _rehydrate_skeleton_class"
 )
-"""Names of theirs, too, for calls that change their first argument: what the file has made, where they wrote them."""
+"""Functions that change their first argument, also theirs: they call them on objects that the file itself makes."""
 
 LITERALS: Final = r"NotImplemented|Ellipsis|x?range\(-?\d{1,19}(?:, ?-?\d{1,19}){0,2}\)"
-"""What dill writes as text, for it to be evaluated."""
+"""Texts that dill writes to be evaluated."""
 
 CALLED_CLASSES: Final = words(
     "ultralytics.YOLO ultralytics.models.yolo.model.YOLO ultralytics.engine.model.Model"
@@ -273,7 +273,7 @@ CALLED_CLASSES: Final = words(
     " joblib.memory.MemorizedResult"
     " sentence_transformers.SentenceTransformer sentence_transformers.SentenceTransformer.SentenceTransformer"
 )
-"""Classes that load what they are told when they are called. Picklers make their objects without calling them."""
+"""Classes that load a file or another object when they are called; picklers make their objects without a call."""
 
 METHODS: Final = frozenset(name for kind in (dict, list, set, str) for name in dir(kind)) | words(
     "__setstate__ __getstate__ __call__ __iter__ __next__ __getattr__ __del__ __enter__ __exit__ __bool__ __int__"
@@ -281,4 +281,4 @@ METHODS: Final = frozenset(name for kind in (dict, list, set, str) for name in d
     " seek tell close flush fileno to cpu cuda detach clone size dim stride view item numpy tolist __set_name__ __get__"
     " __set__ __delete__"
 )
-"""What containers, files and tensors have as methods, which code that is given them calls."""
+"""Names of methods that code calls on objects that it takes for containers, files or tensors."""

@@ -1,4 +1,4 @@
-"""One short line about any inert value: bounded in width and depth, whatever the file nests."""
+"""Describe any inert value in one short line, bounded in width and depth whatever the file nests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_TEXT = 60
 
 
 def kind_of(node: Inert) -> str:
-    """Return the name of the type that a value has, or would have had."""
+    """Return the name of the type that a value would have after unpickling."""
     array = array_of(node)
     if array is not None:
         return "numpy.ndarray"
@@ -28,7 +28,7 @@ def kind_of(node: Inert) -> str:
 
 
 def scalar_of(node: Inert) -> bool | int | float | str | None:
-    """Return a value that JSON can hold as it is, or None: numbers, truth values, text, which is cut if it is long."""
+    """Return a number, bool or text, cut if it is long, as JSON can hold it; None for any other value."""
     numpy_value = numpy_scalar(node)
     value = numpy_value[1] if numpy_value is not None else node
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
@@ -42,9 +42,9 @@ def scalar_of(node: Inert) -> bool | int | float | str | None:
 
 def describe(node: Inert, depth: int = 0) -> str:
     """
-    Return one line about a value, in the manner of ``repr``, cut where it grows long or deep.
+    Return one line about a value, in the style of ``repr``, cut if it is long or deeply nested.
 
-    The text may hold any characters that the file holds: escape it before printing.
+    The text may contain any characters of the file: escape it before printing.
     """
     if isinstance(node, str):
         return _clip(repr(node[: _MAX_TEXT + 1]))

@@ -1,9 +1,9 @@
 """
-The forms that the arguments, states and items of a construction may have: each word of ``constructions``, as a test.
+The forms that arguments, states and items of constructions may have: a test for each word of ``constructions``.
 
-A value is a literal of the pickle (``nodes`` has them: numbers, text, bytes, lists, tuples, dicts, sets), or what a
-listed construction makes, in which case ``Values`` knows the word for it. What has got attributes, is used before it
-got its state, or was made in another form, has no word.
+A value is a literal of the pickle (numbers, text, bytes, lists, tuples, dicts, sets: see ``nodes``), or the result of a
+listed construction, for which ``Values`` has the word. An object that got other attributes, is used before it gets its
+state, or was made in another form, has no word.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ckptool.pickles.dangerous_names import words
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set, lookup, state_pairs
 
 LONGEST_NUMBER: Final = 1000
-"""Digits of a number that is text."""
+"""Digits of a number that is given as text."""
 LARGEST_ELEMENT: Final = 1 << 16
 """Bytes of an element of an array."""
 _LONGEST_TEXT: Final = 2 * LONGEST_NUMBER + 32
 _MOST_KEYS: Final = 1 << 14
-"""Keys that are numbers, whose hash can be chosen: Python takes longer for each than for the one before."""
+"""Numbers as keys. A file can choose their hashes to be equal, and then each takes longer than the one before."""
 _COST_OF_KEY: Final = 16
-"""What a key counts as that has parts, or more digits than a hash: it is also compared with all of the same hash."""
+"""A key with parts, or with more bits than a hash, counts as this many numbers: comparing it takes longer."""
 _DEEPEST_KEY: Final = 4
 _LONGEST_KEY: Final = 64
 _KEY_BITS: Final = 61
 _USUAL_KEYS: Final = range(1 << 18)
-"""Numbers of parameters and of words, as keys: too few for that."""
+"""Numbers that do not count: indices of parameters and words, too few to have many equal hashes."""
 _MOST_NESTED: Final = 1000
-"""Containers whose end takes from the stack of the process, inside each other."""
+"""Containers that hold others and are freed recursively, which takes from the stack of the process."""
 _MAX_RANK: Final = 64
 _MOST_TIMES: Final = 64
 _FLAGS: Final = ("conj", "neg")
@@ -49,27 +49,27 @@ def _element(cls: str) -> str:
 
 
 class Values:
-    """What the values of one pickle are: by a word for what makes them, and by the names that they have in Python."""
+    """What is known of the values of one pickle: names, words for results of calls, storages, and costs so far."""
 
     def __init__(self, names: Mapping[int, str], nbytes: int) -> None:
         self.names = names
-        """Of each Global by its id, as Python maps it."""
+        """The full name of each Global, by the node's id, as Python maps it."""
         self.made: dict[int, str] = {}
-        """What a call makes, by its id: of those that have one of the forms that are listed."""
+        """The word for the result of each listed call, by the node's id."""
         self.state_at: dict[int, int] = {}
-        """Where an object gets its state, by the id of its call."""
+        """The offset of the opcode that gives an object its state, by the id of its call."""
         self.at = 0
-        """Where what is looked at now is used."""
+        """The offset of the opcode that is judged now."""
         self.storages: dict[int, int] = {}
-        """How many elements a storage has, by the id of what gives it."""
+        """The number of elements of each storage, by the id of its node."""
         self.quantised: set[int] = set()
-        """Those of them whose type has scales: a tensor without any would end the process at its first use."""
+        """Storages whose type has scales: a tensor on them without scales would crash the process at its first use."""
         self.has_old_strings = False
-        """Whether there are strings of Python 2, which readers give other types."""
+        """Whether there are strings of Python 2, whose type depends on the reader."""
         self._left = 16 * nbytes + 65_536
-        """Bytes that may be copied: of what the pickle holds, each is there once."""
+        """Bytes that calls may still copy; one value may be an argument of many calls."""
         self._makeable = _MOST_TIMES * nbytes + (1 << 20)
-        """Bytes that what calls make may take: picklers write some for each."""
+        """Bytes of memory that results of calls may still take."""
         self._stored: dict[str | int, tuple[Inert, ...]] = {}
         self._alike: dict[tuple[Inert, ...], tuple[Inert, ...]] = {}
         self._offsets: dict[str, Inert] = {}
@@ -83,15 +83,15 @@ class Values:
 
     def is_one_storage(self, pid: tuple[Inert, ...], cls: str) -> bool:
         """
-        Say whether all ids of its key so far are of one type and size: torch takes those of the first for all.
+        Return whether all persistent ids of a storage's key agree in type and size: torch takes those of the first.
 
-        One for a device without memory is the only one: torch would read its record again for each.
+        On the device ``meta``, a key may have only one: torch would read its record again for each.
         """
         _, _, key, location, numel, *view = pid
         if location == "meta" and numel and key in self._stored:
             return False
         kind = (numel and _element(cls), numel)
-        held: tuple[Inert, ...] = self._alike.setdefault(kind, kind)  # most storages are like others
+        held: tuple[Inert, ...] = self._alike.setdefault(kind, kind)  # one tuple for all storages of a kind
         is_one = self._stored.setdefault(key, held) == held
         for name, *part in filter(None, view):
             held = (*held, key, *part)
@@ -102,33 +102,33 @@ class Values:
         return self.names.get(id(node), "") if type(node) is Global else ""
 
     def kind(self, node: Inert) -> str:
-        """Return the word for what a call makes, if that is whole; an empty text for anything else."""
+        """Return the word for the result of a call, if it has its state by now; an empty text for anything else."""
         made = self.made.get(id(node), "")
         return made if made and self.state_at.get(id(node), 0) <= self.at else ""
 
     def takes(self, nbytes: int) -> bool:
-        """Say whether so much more may be copied. The same value may be given to calls again and again."""
+        """Return whether ``nbytes`` more may be copied, and count them."""
         self._left -= nbytes
         return self._left >= 0
 
     def makes(self, nbytes: int) -> bool:
-        """Say whether so much more may be made: a call of what is there already takes a few bytes of the pickle."""
+        """Return whether results may take ``nbytes`` more, and count them: a call takes few bytes of the pickle."""
         self._makeable -= nbytes
         return self._makeable >= 0
 
     def takes_index(self, index: Call) -> bool:
-        """Say whether there may be an index as a key: one more of its hash, if others have that for another offset."""
+        """Return whether an index may be a key; it is counted if others with its hash have another offset."""
         offset = lookup(state_pairs(index.state), "offset")
         numbers = offset.args[0] if type(offset) is Call else ()
         return self._offsets.setdefault(str(hash(numbers)), numbers) == numbers or self.takes_key()
 
     def takes_key(self, cost: int = _COST_OF_KEY) -> bool:
-        """Say whether there may be one more key whose hash can be chosen: many with one take quadratic time."""
+        """Return whether there may be one more key whose hash can be chosen: many equal ones take quadratic time."""
         self._keys -= cost
         return self._keys >= 0
 
     def takes_nested(self) -> bool:
-        """Say whether there may be one more container that holds others, of those whose end takes from the stack."""
+        """Return whether there may be one more container that holds others and is freed recursively."""
         self._nested -= 1
         return self._nested >= 0
 
@@ -150,7 +150,7 @@ def _named(*names: str) -> Form:
 
 
 def _matching(pattern: str) -> Form:
-    # Compiled when it is needed, which few files do.
+    # The pattern is compiled on use: few files need it.
     def form(node: Inert, values: Values) -> bool:
         is_short = type(node) is str and len(node) <= _LONGEST_TEXT and values.takes(8 * len(node))
         return is_short and re.fullmatch(pattern, node) is not None
@@ -199,7 +199,7 @@ def _some_bytes(count: int) -> Form:
 
 
 def content(node: Inert) -> bytes | None:
-    """Return the bytes that a literal has, or that a text stands for."""
+    """Return bytes that are a literal, or that a call makes from text; None if the text is not Latin-1."""
     if type(node) in (bytes, bytearray):
         return bytes(node)
     try:
@@ -209,12 +209,12 @@ def content(node: Inert) -> bytes | None:
 
 
 def bytes_of(node: Inert) -> int:
-    """Return how many bytes a literal has, or those that a text stands for."""
+    """Return the length of bytes that are a literal, or that a call makes from text."""
     return len(node) if type(node) in (bytes, bytearray) else len(node.args[0]) if node.args else 0
 
 
 def _array(node: Inert, values: Values) -> bool:
-    """An array that another is made of, of elements of up to 16 bytes."""
+    """Test for an array that another is made from, and count the copy at 16 bytes for each byte."""
     if type(node) is not Call or values.kind(node) != "array":
         return False
     data = node.args[0] if len(node.args) > 3 else node.state[4] if node.state is not None else b""
@@ -235,7 +235,7 @@ def _flags(node: Inert, _: Values) -> bool:
 
 
 def _attributes(node: Inert, values: Values) -> bool:
-    """Python's attributes of a tensor, which are set by name: one that torch has a setter for refuses a literal."""
+    """Test for attributes of a tensor that are set by name: simple values, and no names for which torch has setters."""
     if type(node) is not Dict:
         return node is None
     return values.takes(16 * len(node.pairs)) and all(
@@ -266,7 +266,7 @@ def _metadata(node: Inert, values: Values) -> bool:
 
 
 def _index_fields(node: Inert, values: Values) -> bool:
-    """The fields of an index that is a key: nobody knows the hash of its name, and its number is too small for more."""
+    """Test for the fields of an index, which may be a key: its name's hash is random, and its number small."""
     if type(node) is not Dict or len(node.pairs) > len(_OF_INDEX):
         return False
     return all(type(key) is str and key in _OF_INDEX and _OF_INDEX[key](one, values) for key, one in node.pairs)
@@ -280,7 +280,7 @@ _OF_INDEX: Final[dict[str, Form]] = {
 
 
 def elements_of(node: Inert, values: Values) -> int | None:
-    """Return how many elements a dense tensor has; None if there are more than in its storage."""
+    """Return how many elements a dense tensor has; None for other nodes, or if its storage has fewer."""
     while type(node) is Call and values.kind(node) == "tensor":
         if values.name(node.func) != "torch._utils._rebuild_parameter":
             return dense(node.args, values)
@@ -289,7 +289,7 @@ def elements_of(node: Inert, values: Values) -> int | None:
 
 
 def dense(args: tuple[Inert, ...], values: Values) -> int | None:
-    """Return how many elements a view of a storage has; None if there are more than in it."""
+    """Return how many elements a view of a storage has; None if the storage is not known or has fewer."""
     count, sizes = values.storages.get(id(args[0])), args[2]
     if count is None or type(sizes) is not tuple:
         return None
@@ -298,14 +298,14 @@ def dense(args: tuple[Inert, ...], values: Values) -> int | None:
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int | None:
-    """Return how many elements a view spans from its offset on; None if it is no view."""
+    """Return how many elements of the storage a view spans from its offset on; None if size and stride are invalid."""
     if len(size) != len(stride) or len(size) > _MAX_RANK or (size and min(*size, *stride) < 0):
         return None
     return 0 if 0 in size else sum(map(mul, size, stride)) - sum(stride) + 1
 
 
 def _solid(node: Inert, values: Values) -> bool:
-    """A tensor that others are made of, which takes as long as it has elements."""
+    """Test for a dense tensor that another is made from, and count the copy of its elements."""
     count = elements_of(node, values)
     return count is not None and values.takes(16 * count)
 
@@ -337,7 +337,7 @@ def _properties(node: Inert, values: Values) -> bool:
     )
 
 
-# Numpy's types of elements
+# numpy's dtypes
 
 
 _CODE: Final = r"[<>=|]?(b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[mM]8|[SU]0|[SUV][1-9][0-9]{0,5})"
@@ -347,7 +347,7 @@ _ALIGNED: Final = 0x80
 
 
 def element_size(node: Inert, values: Values) -> int | None:
-    """Return the bytes of an element of the type that a dtype is; None if it is none that is whole and listed."""
+    """Return the bytes of an element of a dtype; None if the node is not a complete, listed dtype."""
     if type(node) is not Call or values.kind(node) != "dtype":
         return None
     return _size_of_code(node.args[0])
@@ -366,7 +366,7 @@ def _code(node: Inert, _: Values) -> bool:
 
 
 def is_state_of_dtype(call: Call, values: Values) -> bool:
-    """Say whether the state of a dtype is the one that its code has, with fields that lie in it."""
+    """Return whether the state of a dtype fits its code, and its fields are within the element."""
     code = call.args[0]
     state = _without_unit(call.state, code, values)
     if type(state) is not tuple or len(state) != 8 or state[0] != 3 or state[1] not in ("<", ">", "|", "="):
@@ -403,13 +403,13 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         inner = field[0].state
         if type(inner) is tuple:
             if inner[3] is not None and not values.takes_nested():
-                return False  # numpy takes from the stack for fields of fields
+                return False  # numpy recurses into fields of fields
             inherited |= inner[7] & _INHERITED
     return flags & ~_ALIGNED == inherited and len(set(names)) == len(names)
 
 
 def _without_unit(state: Inert, code: str, values: Values) -> Inert:
-    """Return the state of a type of times as others have theirs, without the unit at its end; others as they are."""
+    """Return a dtype's state; of datetime64 and timedelta64, without the unit, which must be valid, else None."""
     if code.lstrip("<>=|")[0] not in "mM":
         return state
     is_time = type(state) is tuple and len(state) == 9 and state[0] == 4 and _is_unit(state[8], values)
@@ -417,7 +417,7 @@ def _without_unit(state: Inert, code: str, values: Values) -> Inert:
 
 
 def _is_unit(node: Inert, values: Values) -> bool:
-    """What a time of numpy counts, and nothing beside it: so many of a unit."""
+    """Test for the unit of a numpy time: an optional empty dict, then the unit's name, a count, and 1, 1."""
     if type(node) is not tuple or len(node) != 2 or type(node[1]) is not tuple or len(node[1]) != 4:
         return False
     if node[0] is not None and (type(node[0]) is not Dict or node[0].pairs):  # it is empty before numpy 2
@@ -438,7 +438,7 @@ def _array_state(node: Inert, values: Values) -> bool:
 
 
 def fits(shape: Inert, dtype: Inert, data: Inert, values: Values) -> bool:
-    """Say whether bytes are those of an array of this shape and type, no more and no less."""
+    """Return whether bytes have exactly the size of an array of this shape and dtype."""
     nbytes = element_size(dtype, values)
     if not nbytes or type(shape) is not tuple or len(shape) > _MAX_RANK:
         return False
@@ -448,7 +448,7 @@ def fits(shape: Inert, dtype: Inert, data: Inert, values: Values) -> bool:
 
 
 def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
-    """Say whether Python takes the hash of a value at once, and few have one that can be chosen."""
+    """Return whether a value may be a key: hashing it is fast, and few keys have hashes that a file can choose."""
     kind = type(node)
     if kind is str or kind is bool or node is None or kind is bytes or kind is Global:
         return True
@@ -467,7 +467,7 @@ def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
 
 
 _HASHED: Final = frozenset(("size", "device", "date", "time", "duration", "time zone", "path", "number", "scalar"))
-"""What calls make that has a hash, which is taken at once."""
+"""Words of results that can be hashed quickly."""
 
 REBUILDERS: Final = tuple(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3"))
 _FACTORIES: Final = (
@@ -487,7 +487,7 @@ NBYTES: Final = {
     }.items()
     for name in names.split()
 }
-"""Torch's types of elements, and the bytes of each."""
+"""torch's dtypes, and the bytes of an element of each."""
 
 FORMS: Final[dict[str, Form]] = {
     "None": lambda node, _: node is None,
@@ -551,14 +551,14 @@ FORMS: Final[dict[str, Form]] = {
     "bytes of a storage": lambda node, values: _bytes(node, values) and content(node) is not None,
     **{word: _made(word) for word in ("dtype", "layout", "duration", "time zone", "memory format")},
 }
-"""Each word of a form, and the test for it."""
+"""The test for each word of a form."""
 
 
 def storage_size(pid: Inert, classes: Collection[int]) -> int | None:
     """
-    Return the number of elements of the storage that an id stands for; None if it has another form.
+    Return the number of elements of the storage that a persistent id names; None if it has another form.
 
-    ``classes`` are the ids of the names of storages.
+    ``classes`` are the ids of the nodes that name classes of storages.
     """
     if type(pid) is not tuple or not 5 <= len(pid) <= 6:
         return None

@@ -1,8 +1,8 @@
 """
-The one judge of pickles: what each name and call comes to, over what the reader has recorded.
+Judge what unpickling may do, from the names and calls that the reader has recorded.
 
-A pickle is ``data`` if all that it asks for and calls has a row in ``constructions``; nothing else is. What has none
-runs code, or may, and is ``system`` where ``alarms`` knows the name.
+A pickle is ``data`` only if every name and call in it is listed in ``constructions``. Any other name or call runs code,
+or may; it is ``system`` if ``alarms`` knows it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ckptool.sources.source import BytesSource, Source
 PROGRAM: Final = "__torch__"
 """The package of TorchScript's classes, which Python does not import."""
 _OF_PROGRAM: Final = re.compile(rf"{PROGRAM}\.(?!torch\.classes\.(?!(?:{'|'.join(sorted(table.PACKED))})\.))").match
-"""Classes that are the program's own, or packed weights, and no others in C++."""
+"""Matches classes that are the program's own, or C++ classes of packed weights, but no other C++ classes."""
 _FORM: Final = "is not of a form that is known to only make data"
 _LOADER: Final = "what the loader has for an id"
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _LONGEST_HEAD: Final = 512
-"""Of a stream of a storage: of its first three pickles, and of the next two."""
+"""Bytes of the first three pickles of a legacy stream of one storage, and of the next two."""
 _SPLIT: Final = Verdict(
     "system",
     "a split frame",
@@ -53,11 +53,11 @@ _SPLIT: Final = Verdict(
 )
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
 _ALWAYS_IMPORTED: Final = frozenset(("builtins", "_codecs"))
-"""Modules that are in Python itself."""
+"""Modules that are built into Python, so that no file can replace them."""
 
 
 def name_at(module: str, name: str, protocol: int) -> str:
-    """Return the full name that Python's unpickler looks up: names of Python 2 are others up to protocol 2."""
+    """Return the full name that Python's unpickler looks up: up to protocol 2, it maps names of Python 2."""
     if protocol < 3:
         import _compat_pickle as compat
 
@@ -69,21 +69,21 @@ def name_at(module: str, name: str, protocol: int) -> str:
 
 
 def is_listed(name: str) -> bool:
-    """Say whether a pickle may ask for a name and still be data."""
+    """Return whether a pickle that refers to this full name may still be data."""
     return name in BY_NAME or name in STORAGES or name in VALUES or name in NBYTES
 
 
 class Judge:
-    """Judges pickles, one after the other."""
+    """Judges the pickles of a file, one after the other."""
 
     def __init__(self, beside: Callable[[], str | None] | None = None) -> None:
         self.beside = beside or (lambda: None)
-        """Returns a module beside the file that Python may import for one of its own; None if none lies there."""
+        """Returns a module beside the file that Python may import instead of another; None if there is none."""
         self._head = b""
-        """How a stream of a storage begins that was looked at."""
+        """The first three pickles of a legacy stream that was checked; most streams begin with the same bytes."""
 
     def verdicts(self, pickle: Pickle) -> Iterator[tuple[int, Verdict]]:
-        """Yield what each name and call comes to beyond making data, with the offset of its opcode."""
+        """Yield the offset of the opcode, in bytes, and the verdict of each name and call that is not data."""
         names = {id(one): name_at(one.module, one.name, pickle.protocol) for one in pickle.globals}
         for one in pickle.globals:
             yield from ((one.offset, verdict) for verdict in self._reference(one, names[id(one)]))
@@ -130,7 +130,7 @@ class Judge:
             yield _of_name(named)
 
     def _calls(self, pickle: Pickle, values: Values) -> Iterator[tuple[int, Verdict]]:
-        """Yield what calls come to, and the states that their results get, in the order of their opcodes."""
+        """Yield the verdicts of calls, and of states that their results get, in the order of their opcodes."""
         made = values.made
         rows = {at: row for at, name in values.names.items() if (row := BY_NAME.get(name)) is not None}
         foreign = {at for at, name in values.names.items() if _OF_PROGRAM(name)}
@@ -191,7 +191,7 @@ class Judge:
             yield offset, Verdict("system" if why else "code", name, "sets", why or _FORM, shown)
 
     def storage_of(self, source: Source) -> tuple[str, int] | None:
-        """Return the class of the storage that a legacy stream is, and nothing else, and its elements; else None."""
+        """Return the class and the number of elements if a source is a legacy stream of one storage only, else None."""
         try:
             at = len(self._head) or _LONGEST_HEAD
             data = source.read(0, min(at + _LONGEST_HEAD, source.nbytes))
@@ -214,7 +214,7 @@ class Judge:
         return (name, numel) if is_alone and is_whole and name in STORAGES else None
 
     def _begin(self, source: Source) -> int:
-        """Return where the head of a legacy stream ends: magic number, protocol, facts of the machine."""
+        """Return the end of a legacy stream's head (magic number, protocol, machine); if invalid, of the source."""
         parts: list[Pickle] = []
         while len(parts) < 3:
             parts.append(read_pickle(source, parts[-1].end if parts else 0))
@@ -230,7 +230,11 @@ class Judge:
 
 @cache
 def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
-    """Compile what torch writes for a storage, and its key again: a plain pickle has one for each tensor."""
+    """
+    Return the compiled match of what torch writes for a storage, and its key again.
+
+    It is faster than reading two pickles, and a plain pickle has a stream for each tensor.
+    """
     return re.compile(
         rb"\x80\x02\(X\x07\0{3}storageq\0ctorch\n([A-Za-z0-9]{1,20}Storage)\nq\x01X(.)\0{3}([0-9]{1,20})q\x02"
         rb"X\x03\0{3}cpuq\x03(?:K(.)|M(.{2})|J(.{3}[\0-\x7f]))Ntq\x04Q\.\x80\x02\]q\0X(.)\0{3}([0-9]{1,20})q\x01a\.",
@@ -239,7 +243,7 @@ def _of_storage() -> Callable[[bytes, int], re.Match[bytes] | None]:
 
 
 def _is_plain_tensor(call: Call, ordered: int, values: Values) -> bool:
-    """Say at once what ``takes`` says, of most calls that there are: a tensor without flags."""
+    """Return what ``takes`` returns for the most frequent call, of a tensor without flags, but faster."""
     args = call.args
     if type(args) is not tuple or len(args) != 6 or call.how != "reduce" or call.pairs or call.items:
         return False
@@ -257,13 +261,13 @@ def _is_plain_tensor(call: Call, ordered: int, values: Values) -> bool:
 
 
 def _of_name(named: Global) -> Verdict:
-    """Return what it comes to that a name is asked for which is of no row."""
+    """Return the verdict of a reference to a name that is not listed."""
     why, shown = alarms.reach(named), alarms.canonical(named.module, named.name)
     return Verdict("system" if why else "code", shown, "refers", why, lambda: shown)
 
 
 def _of_call(call: Call, *, is_wary: bool) -> Verdict:
-    """Return what a call comes to that is no row."""
+    """Return the verdict of a call that is not listed."""
     func, args = call.func, call.args
     given = args if type(args) is tuple else (args,)
     how: How = "calls" if call.how == "reduce" else "builds"
@@ -301,7 +305,7 @@ def _why_of_state(call: Call, *, is_wary: bool) -> str | None:
 
 
 def _of_oddity(odd: Oddity) -> Verdict:
-    """Return what it comes to that what is no object of the pickle is changed, or an object for a second time."""
+    """Return the verdict of a change to an object that is not the pickle's own, or of a second state."""
     target = odd.target
     if odd.how == "refers":
         return Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
@@ -321,6 +325,6 @@ _TENSOR: Final = BY_NAME["torch._utils._rebuild_tensor_v2"]
 _LOADS: Final = BY_NAME["torch.storage._load_from_bytes"]
 _ORDERED: Final = BY_NAME["collections.OrderedDict"]
 _NO_ARGUMENTS: Final = ()
-"""There is one empty tuple."""
+"""In CPython, all empty tuples are this object."""
 _INTS: Final = frozenset((int,))
 _NO_BUILD: Final[tuple[int, Call | None]] = (sys.maxsize, None)

@@ -1,12 +1,11 @@
 """
-The machine that interprets a pickle: what it has found, its registers, and its window onto the source.
+The machine that interprets a pickle: its results (``Pickle``), its registers, and its window onto the source.
 
-The window covers the bytes around the opcode that is being read. An opcode that needs more raises ``NeedMore`` before
-it has changed anything; then the window is moved and the opcode started again.
+The window covers the bytes around the current opcode. An opcode that needs more raises ``NeedMore`` before it has
+changed anything; then the window is moved and the opcode is started again.
 
-It also notes, on the way, what nobody is to look for again: opcodes that not all loaders know, strings that may be
-pickles themselves, frames that end inside an opcode. For the last, the window never reaches beyond the frame that is
-being read.
+It also records facts that would need another pass: opcodes that not all loaders know, strings that may be pickles
+themselves, frames that end inside an opcode. To see the last, the window never extends beyond the current frame.
 """
 
 from __future__ import annotations
@@ -30,118 +29,118 @@ if TYPE_CHECKING:
 _WINDOW: Final = 1 << 16
 _MOST_NAMES: Final = 100_000
 _MOST_EMPTY: Final = 450_000
-"""Containers that any pickle may begin, and one more for each two bytes: a pickler writes two opcodes for each.
-An empty list takes 80 bytes while it is read, and two trees of them 150: more would break what we promise."""
+"""Containers that any pickle may have, and one more for each two bytes: a pickler writes two opcodes for each. An
+empty list takes 80 bytes while it is read, and two trees of them 150: with more, memory would exceed its bound."""
 _MOST_AHEAD: Final = 1024
 _OF_BYTES: Final = frozenset(b"TUBC\x8e\x96")
-"""Opcodes of bytes, and of what Python 2 calls strings."""
+"""Opcodes of bytes, and of Python 2's strings."""
 _LONGEST_FIXED: Final = 9  # an opcode and eight bytes of argument
 
-# What a compressed pickle may have in opcodes, whichever is more: a state dict takes some hundred bytes for a tensor.
+# Bytes of opcodes that a compressed pickle may have, whichever is more: a state dict takes about 100 for a tensor.
 _INFLATED_NBYTES: Final = 1 << 20
 _INFLATED_RATIO: Final = 4
 
 
 def packed_nbytes(source: Source) -> int | None:
-    """Return of how many bytes a source was unpacked, if it was."""
+    """Return the size of the compressed file that a source was unpacked from; None if it was not compressed."""
     while isinstance(source, SliceSource):
         source = source.whole
     return source.packed_nbytes if isinstance(source, BytesSource) else None
 
 
 class NeedMore(Exception):
-    """The window ends inside the opcode that is being read; the argument is the first byte that is not needed."""
+    """The window ends inside the current opcode; the argument is the window position where the opcode ends."""
 
 
 Deed: TypeAlias = Literal["refers", "sets", "adds"]
 
 
 class Oddity(NamedTuple):
-    """Something that Python would do, and that no tree can show: a name gets a state, say."""
+    """Something that unpickling would do and a tree cannot show, for example giving a state to a name."""
 
     how: Deed
     target: Inert
     given: Inert
     offset: int
-    """Of the opcode, from the start of the source in bytes."""
+    """Offset of the opcode in the source, in bytes."""
 
 
 OnBuild: TypeAlias = "Callable[[Machine, Call], Inert]"
 
 
 class Pickle:
-    """One pickle of a source: ``source[start:end]`` in bytes, and what it says. Nothing of it was looked up."""
+    """A pickle that was read: ``source[start:end]`` in bytes, and its contents. No name in it was looked up."""
 
     root: Inert = None
     end = 0
     protocol = 0
     memo: list[Inert] | dict[int | str, Inert]
-    """What it remembers, by index: a list as long as they come in order, which is how nearly everybody writes them."""
+    """The memo by index: a list as long as the indices come in order, as nearly all writers number them."""
     left = 0
-    """Values left under the root: unpicklers drop them, and what they called was called."""
+    """Values left on the stack under the root: unpicklers drop them, but have made their calls."""
     split_frame: int | None = None
-    """Where a frame ends inside an opcode, or goes on after the pickle: loaders disagree about what follows."""
+    """Offset where a frame ends inside an opcode, or goes on after the pickle: loaders disagree about what follows."""
     has_lines = False
-    """Whether an argument of it ends with its line, but for names."""
+    """Whether an opcode other than of names has an argument that ends with a line."""
     has_protocols = False
-    """Whether its protocol changes on the way, and with it what names mean."""
+    """Whether the protocol changes after the start, and with it the meaning of names."""
     has_old_strings = False
-    """Whether there are strings of Python 2 in it, which readers give other types;"""
+    """Whether it has strings of Python 2, whose type depends on the reader."""
     has_other_text = False
-    """whether some are not ASCII, so that each reader may take them for other text."""
+    """Whether some of them are not ASCII, so that their text depends on the reader, too."""
     has_far_memo = False
     """Whether an index of its memo is so large that Python needs far more memory for it than the pickle has."""
     broken: str | None = None
-    """Why it ends before STOP: what comes after is not known."""
+    """Why reading ended before STOP: what comes after is not known."""
     is_over_limit = False
-    """Whether that is for what reading on would cost."""
+    """Whether it ended because reading on would exceed the limits."""
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.names: dict[tuple[str, str], Global] = {}
-        """Every name that it asks for, in order of first use."""
+        """Every name that it refers to, in order of first use."""
         self.persistent_ids: list[PersistentId] = []
         """Every reference to something outside, in order."""
         self.blocks: list[range] = []
-        """Where bytes lie that are no opcodes, in order."""
+        """Ranges of bytes between the opcodes, in order."""
         self.calls: list[Call] = []
-        """Everything that unpickling calls, in order, with what was done to each result; of dropped ones, too."""
-        self.call_offsets = array("Q")  # an int each in the calls takes as much as a third of them
-        """Of the opcodes that call, from the start of the source in bytes."""
+        """Every call that unpickling would make, in order, also if its result is dropped."""
+        self.call_offsets = array("Q")  # an int in each call would take a third of the call's memory
+        """Offsets of the opcodes of the calls in the source, in bytes."""
         self.builds: list[Call] = []
-        """The objects that got a state, in order."""
+        """The objects that get a state, in order."""
         self.build_offsets = array("Q")
-        """Of the opcodes that gave it."""
+        """Offsets of the opcodes that give it."""
         self.memo = []
         self.doubled: list[Inert] = []
-        """What it put on the stack once more without the memo, or had in the memo before something else."""
+        """Values that DUP put on the stack again, or that another value replaced in the memo."""
         self.opcodes: dict[int, int] = {}
-        """Opcodes that it has, but for the frequent ones of protocol 2, and the offset of the first of each."""
+        """The opcodes that occur, without the frequent ones of protocol 2, and the offset of the first of each."""
         self.carried: list[tuple[int, str | bytes]] = []
-        """Strings that may hold pickles, and where they begin."""
+        """Strings that may hold pickles, and their offsets."""
         self.odd_keys: list[Inert] = []
-        """Keys of dicts and members of sets that are no text: Python takes their hash."""
+        """Keys of dicts and members of sets that are not text: Python computes their hash."""
         self.oddities: list[Oddity] = []
-        """What has no place in a tree, of one that was read as far as that goes."""
+        """What a tree cannot show; only recorded by ``read_as_far``."""
 
     @property
     def globals(self) -> tuple[Global, ...]:
-        """Every name that it asks for, in order of first use."""
+        """Every name that it refers to, in order of first use."""
         return tuple(self.names.values())
 
     @property
     def may_hold_bytes(self) -> bool:
-        """Whether there may be bytes in it, or text that a call makes bytes of."""
+        """Whether it may contain bytes, or text that a call turns into bytes."""
         has_some = self.has_lines or not _OF_BYTES.isdisjoint(self.opcodes)
         return has_some or any(one.name == "encode" for one in self.globals)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is odd about it, though nothing in it can be misread."""
+        """Oddities that cannot be misread, as text."""
         return (f"{counted(self.left, 'value')} left under the one that the pickle gives",) if self.left else ()
 
     def add(self, inner: Pickle) -> None:
-        """Take what another pickle says that lies between the opcodes of this one, but for its root."""
+        """Add the contents of another pickle, between the opcodes of this one, except its root."""
         for key, found in inner.names.items():
             self.names.setdefault(key, found)
         memo = inner.memo
@@ -159,21 +158,21 @@ class Pickle:
 
 class Machine(Pickle):
     """
-    A pickle that is being read, and the machine's registers: a stack, the stacks set aside by marks, and a window.
+    A pickle that is being read, with the registers: a stack, the stacks set aside by marks, and a window.
     """
 
     data = b""
     pos = 0
     opcode = 0  # position of the opcode that errors are about
     frame_end: int | None = None
-    """Of the frame that is being read."""
+    """Offset of the end of the current frame in the source."""
     empty = 0
-    """Lists, dicts and sets that were begun, by an opcode of one byte each."""
+    """How many lists, dicts and sets were begun by an opcode of one byte."""
     _argument_nbytes = 0
     _uncut = b""
-    """The window, with what comes after the frame."""
+    """The window, not cut at the end of the frame."""
     _whole = -1
-    """Where an opcode begins that is known to end in its frame."""
+    """Offset of an opcode that is known to end inside its frame."""
 
     def __init__(
         self,
@@ -187,20 +186,20 @@ class Machine(Pickle):
         super().__init__(start)
         self.source = source
         self.is_patient = is_patient
-        """Whether it goes on as long as Python's unpickler could, and notes what has no place in a tree."""
+        """Whether it goes on as long as Python's unpickler could, and records what a tree cannot show."""
         self.on_build = on_build
-        """Returns what an object is that has got its state; bytes that are no opcodes may follow it."""
+        """Returns the node for an object that got its state, and may move past bytes that follow it."""
         self.field_names = field_names
-        """Where small dicts share their keys; None where they do not."""
+        """The keys that small dicts share; None if they do not."""
         self.base = start  # source offset of data[0]
         self.stack: list[Inert] = []
         self.marks: list[list[Inert]] = []
         packed = packed_nbytes(source)
         self.left_nbytes = inf if packed is None else max(_INFLATED_NBYTES, _INFLATED_RATIO * packed)
-        """Bytes of opcodes that may still be read, long arguments apart."""
+        """Bytes of opcodes that may still be read, not counting long arguments."""
 
     def stop(self, root: Inert) -> None:
-        """Let go of the registers: what is left is what the pickle said."""
+        """Set the root and the end, and drop the registers."""
         self.root, self.end = root, self.base + self.pos
         if self.broken is None:
             self.left = len(self.stack) - 1 + (sum(map(len, self.marks)) if self.marks else 0)
@@ -218,7 +217,7 @@ class Machine(Pickle):
         return self.data[begin:end]
 
     def string(self, width: int) -> bytes:
-        """Return the string that follows, behind a count of so many bytes, and move past it."""
+        """Return the string at ``pos``, after its length in ``width`` bytes, and move past it."""
         begin = self.pos + width
         count = int.from_bytes(self.data[self.pos : begin], "little")
         if begin > len(self.data):
@@ -233,17 +232,17 @@ class Machine(Pickle):
             self.carried.append((offset, value))
 
     def lines(self, count: int) -> list[bytes]:
-        """Return the ``count`` lines that follow, without their ends, and move past them."""
+        """Return the next ``count`` lines, without their ends, and move past them."""
         begin, lines = self.pos, []
         for _ in range(count):
             end = self.data.find(b"\n", begin)
             if end < 0 and self.is_patient and self.base + len(self.data) >= self.source.nbytes:
-                # Python takes the last line for one without its end, and what it has without its last character.
+                # Python accepts a last line without its end, but drops its last character.
                 rest = self.data[self.pos :].split(b"\n")
                 self.pos = len(self.data)
                 return [*rest[:-1], rest[-1][:-1], b""][:count]
             if end < 0:
-                # Twice as much each time: a long line would be searched over and over.
+                # The window doubles each time, or a long line would be searched again for each small step.
                 whole = self.source.nbytes - self.base
                 raise NeedMore(max(len(self.data) + 1, min(whole, 2 * len(self.data))))
             lines.append(self.data[begin:end])
@@ -257,17 +256,17 @@ class Machine(Pickle):
 
     @property
     def position(self) -> int:
-        """The offset in the source of the byte that is next."""
+        """Offset of the next byte in the source."""
         return self.base + self.pos
 
     def peek(self) -> int:
-        """Return the byte that is next; raise TruncatedFile if there is none."""
+        """Return the next byte; raise TruncatedFile if there is none."""
         if self.position >= self.source.nbytes:
             raise self.truncated(self.pos + 1)
         return self.source.read(self.position, 1)[0]
 
     def skip(self, nbytes: int, *, opcodes: bool = False) -> None:
-        """Move past bytes of the source that the loop is not to see; ``opcodes`` says that they were a pickle."""
+        """Move past bytes that the loop must not interpret; ``opcodes`` says that they are a pickle read already."""
         end = self.pos + nbytes
         if self.base + end > self.source.nbytes:
             raise self.truncated(end)
@@ -297,22 +296,22 @@ class Machine(Pickle):
         self.call_offsets.append(self.base + self.opcode)
 
     def note(self, how: Deed, target: Inert, given: Inert = None) -> None:
-        """Note what Python would do to a target that is no object of the pickle, or for a second time."""
+        """Record an oddity at the current opcode."""
         self.oddities.append(Oddity(how, target, given, self.base + self.opcode))
 
     def odd(self, how: Deed, target: Inert, given: Inert, what: str, kinds: tuple[type, ...]) -> None:
-        """Note what Python would do to a target of some kinds and no tree can show; an error, unless it goes on."""
+        """Record an oddity if the machine is patient and the target of one of ``kinds``; else raise MalformedFile."""
         if not self.is_patient or not isinstance(target, kinds):
             raise self.malformed(what)
         self.note(how, target, given)
 
     def push_line(self, value: str | bytes) -> None:
-        """Put a string on the stack that ended with its line."""
+        """Push a string that was a line."""
         self.carry(self.base + self.opcode + 1, value)
         self.push(value)
 
     def put(self, index: int | str, value: Inert) -> None:
-        """Remember a value under an index, in whatever order they come. Text is that of an index far out."""
+        """Store a value in the memo. An index of 2**32 or more comes as text, in hexadecimal."""
         if isinstance(index, str) or index > _MOST_AHEAD + self.position - self.start:
             self.has_far_memo = True
         memo: Any = self.memo
@@ -327,13 +326,13 @@ class Machine(Pickle):
         memo[index] = value
 
     def next_index(self) -> int:
-        """Return the index that the memo has next if they come in order; -1 once one did not."""
+        """Return the next index of the memo if all came in order so far, else -1."""
         return len(self.memo) if isinstance(self.memo, list) else -1
 
     def intern(self, module: str, name: str) -> Global:
         found = self.names.get((module, name))
         if found is None:
-            if len(self.names) >= _MOST_NAMES:  # each costs hundreds of bytes, and a few in the file
+            if len(self.names) >= _MOST_NAMES:  # each takes hundreds of bytes of memory, and a few of the file
                 fact = f"a pickle that asks for more than {_MOST_NAMES:,} names"
                 raise LimitExceeded(fact, kind="too-many-names")
             if not self.is_patient:
@@ -342,7 +341,7 @@ class Machine(Pickle):
         return found
 
     def is_at_window_end(self) -> bool:
-        """Say whether the opcode at ``pos`` may reach over the end of the window, and the source goes on."""
+        """Return whether the opcode at ``pos`` may extend beyond the window, and the source has more bytes."""
         window = len(self.data)
         is_near = self.pos + _LONGEST_FIXED > window and self.base + window < self.source.nbytes
         return is_near and self.base + self.pos != self._whole
@@ -358,7 +357,7 @@ class Machine(Pickle):
         return MalformedFile(f"malformed pickle at byte {offset:,}: {what}", kind="malformed-pickle", offset=offset)
 
     def move_window(self, end: int) -> None:
-        """Drop what has been read and fetch bytes so that the window covers ``end``, or raise TruncatedFile."""
+        """Move the window so that it begins at ``pos`` and covers ``end``, or raise TruncatedFile."""
         begin = self.base + self.pos
         window = self.base + len(self.data)
         if self.frame_end is not None and window >= min(self.frame_end, self.source.nbytes):
@@ -397,7 +396,7 @@ class Machine(Pickle):
             self.begin_frame(self.frame_end)
 
     def begin_frame(self, end: int) -> None:
-        """Let no window reach beyond ``end``, so that an opcode does not go unnoticed which does."""
+        """Cut the window at ``end``, so that an opcode that extends beyond the frame is noticed."""
         self.frame_end, self._uncut = end, self.data
         if self.base + len(self.data) > end:
             self.data = self.data[: end - self.base]
@@ -410,31 +409,31 @@ class Machine(Pickle):
         self.split_frame = offset if self.split_frame is None else self.split_frame
 
 
-# What strings begin with that may hold pickles
+# The first bytes of strings that may hold pickles
 
 
 FIRST: Final = b"\x80\xc2\xc3\x93\xfdP\x1fBxc("
-"""Their first bytes. The first two bytes of UTF-8 stand for any from 0x80 on."""
+"""Possible first bytes, also of text in UTF-8, where C2 and C3 begin the characters 0x80 to 0xFF."""
 _HOLDERS: Final = (
     *(b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zX", b"\x93NUM"),
     *(b"x\x01", b"x\x5e", b"x\x9c", b"x\xda"),
 )
-"""Zip, gzip, bzip2, xz, an array of numpy, zlib."""
+"""Magics of zip, gzip, bzip2, xz, numpy's arrays, and zlib."""
 _LONGEST_TEXT: Final = 512
-"""Bytes in which a pickle without PROTO has the end of a line: of its first name, mostly."""
+"""Bytes in which a pickle without PROTO has the end of a line, mostly of its first name."""
 _BEGINS_WITH_LINE: Final = re.compile(rb"\(|c[^\0-\x08\x0b\x0c\x0e-\x1f]{0,510}?\n", re.DOTALL).match
-"""A bracket, or the module of a name: none has control characters in it."""
+"""Matches a bracket, or the module of a name, which has no control characters."""
 _STOPS_AT_ONCE: Final = re.compile(
     rb"(?:\(+|c[^\n]*\n[^\n]*\n)[^().012BCFGIJKLMNPQRSTUVX\]ab-eghijlopqrstu}?\x80-\xff]"
 ).match
 """
-A name or a bracket, and then a character that is no opcode, at which every unpickler stops: source code, mostly.
-A question mark may stand for any character.
+Matches a name or brackets and then a character that is not an opcode, at which every unpickler stops: mostly source
+code. A question mark may stand for a character that is not Latin-1.
 """
 
 
 def may_hold_pickles(value: str | bytes | bytearray) -> bool:
-    """Say whether a string may be a pickle, or hold some, by its first bytes. Characters of text stand for bytes."""
+    """Return whether a string may be or hold pickles, by its first bytes; characters of text count as bytes."""
     if not value:
         return False
     if isinstance(value, str):
@@ -442,15 +441,15 @@ def may_hold_pickles(value: str | bytes | bytearray) -> bool:
         if first > 0xFF or first not in FIRST:
             return False
         value = value[:_LONGEST_TEXT].encode("latin-1", "replace")
-    if value[0] in b"c(":  # a pickle without PROTO, mostly; then there is an end of line in it
+    if value[0] in b"c(":  # a pickle without PROTO has an end of line
         text = value[:_LONGEST_TEXT]
         return b"\n" in text and _BEGINS_WITH_LINE(text) is not None and _STOPS_AT_ONCE(text) is None
     return (value[0] == 0x80 and len(value) > 1 and value[1] <= 5) or value.startswith(_HOLDERS)
 
 
 def end_of_opcode(source: Source, position: int) -> int:
-    """Return where the opcode at ``position`` ends, with its argument, which the source may not have."""
-    import pickletools  # few opcodes are at the end of a frame that they may reach over
+    """Return the offset where the opcode at ``position`` ends with its argument, which may be beyond the source."""
+    import pickletools  # needed for few opcodes: those at the end of a frame
 
     data = source.read(position, min(_LONGEST_FIXED, source.nbytes - position))
     opcode = next((one for one in pickletools.opcodes if one.code == chr(data[0])), None)
@@ -464,7 +463,7 @@ def end_of_opcode(source: Source, position: int) -> int:
 
 
 _COUNTED: Final = {-2: 1, -3: 4, -4: 4, -5: 8}
-"""Bytes of the count before as many bytes of argument, by what ``pickletools`` has for their number."""
+"""Width of the length before an argument, by the codes of ``pickletools`` for arguments with a length."""
 
 
 def _end_of_line(source: Source, position: int) -> int:

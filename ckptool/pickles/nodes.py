@@ -1,19 +1,18 @@
 """
-What a pickle says, as inert nodes: nothing here can look a name up, call it, or hash what a file nests.
+Inert nodes, the values of a pickle: nothing here can look a name up, call it, or hash what a file nests.
 
 A pickled value becomes
     None bool int float str bytes bytearray list tuple    itself
     dict                                                  Dict, its pairs in file order
     set, frozenset                                        Set
     a class or function                                   Global
-    anything built by calling one                         Call, with what was added to it afterwards
+    anything made by calling one                          Call, with its state and items
     a persistent id (torch: a storage, a class)           PersistentId
     bytes between the opcodes (joblib: an array)          Block
-Nodes compare by identity, as objects in a pickle do: two names for one node are tied.
+Nodes compare by identity, as objects in a pickle do: two names of one node are tied.
 
-Small dicts with the same keys again and again, as the states of many objects of one class: the keys are held once.
-
-A list of pairs takes thrice the memory, which counts where a pickle has hundreds of thousands of objects.
+``FieldNames`` lets small dicts share their keys, for the states of many objects of one class. Lists of pairs would take
+three times the memory, which matters if a pickle has hundreds of thousands of objects.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ if TYPE_CHECKING:
     from ckptool.sources.source import Source
 
 
-# mypy cannot see through a recursive alias of this size in reasonable time; Any is what each consumer narrows.
+# mypy needs too long for a recursive alias of this size, so it is Any, and each consumer narrows it.
 Inert: TypeAlias = Any
 Pairs: TypeAlias = Sequence[tuple[Inert, Inert]]
-"""Of what was read: a tuple where there is none, or one. Nobody changes them but the reader."""
+"""Pairs that were read: a tuple if there is none or one. Only the reader changes them."""
 PairList: TypeAlias = list[tuple[Inert, Inert]]
-"""Of what is being made."""
+"""Pairs that may be added to."""
 CallKind: TypeAlias = Literal["reduce", "newobj", "newobj_ex"]
 
 
-# All empty ones share these, for there may be one for each byte of a pickle. Tuples, so that nothing can change them.
+# All empty containers share these, as a pickle may have one for each byte. They are tuples, so nothing changes them.
 _NO_PAIRS: Final[Pairs] = ()
 NO_ITEMS: Final[list[Inert]] = ()  # type: ignore[assignment]
 
 
 class Global:
-    """A ``module.name`` that the pickle asks for. Never looked up."""
+    """A ``module.name`` that the pickle refers to. It is never looked up."""
 
     __slots__ = ("module", "name", "offset")
 
@@ -50,7 +49,7 @@ class Global:
         self.module = module
         self.name = name
         self.offset = offset
-        """Where in its source the pickle first asks for it, in bytes."""
+        """Offset of its first use in the source, in bytes."""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -62,9 +61,9 @@ class Global:
 @dataclass(eq=False, slots=True, repr=False)
 class Call:
     """
-    What unpickling would have called: ``func(*args, **kwargs)``, then given a state, list items and dict items.
+    A call that unpickling would make, ``func(*args, **kwargs)``, and the state, list and dict items of its result.
 
-    ``how`` keeps apart REDUCE (``func(*args)``) and NEWOBJ (``func.__new__(func, *args)``).
+    ``how`` distinguishes REDUCE (``func(*args)``) and NEWOBJ (``func.__new__(func, *args)``).
     """
 
     func: Inert
@@ -83,13 +82,13 @@ class Call:
 
 @dataclass(eq=False, slots=True, repr=False)
 class PersistentId:
-    """A reference to something outside the pickle; what ``pid`` means is for the container to say."""
+    """A reference to something outside the pickle; the meaning of ``pid`` depends on the container."""
 
     pid: Inert
 
 
 class Dict:
-    """A dict as the pickle wrote it: pairs in order, keys never hashed."""
+    """A dict as the pickle has it: its pairs in order, keys never hashed."""
 
     __slots__ = ("pairs",)
 
@@ -97,7 +96,7 @@ class Dict:
         self.pairs: Pairs = pairs if pairs is not None else _NO_PAIRS
 
     def update(self, pairs: Pairs) -> None:
-        """Add pairs, from a list that is the dict's from now on. A tuple takes less, where one pair is all there is."""
+        """Add pairs; a list of them belongs to the dict from now on. A tuple of one pair takes less memory."""
         if not self.pairs:
             self.pairs = pairs
         elif isinstance(self.pairs, list):
@@ -117,7 +116,7 @@ class Set:
     frozen: bool = field(default=False, kw_only=True)
 
     def update(self, items: list[Inert]) -> None:
-        """Add members, from a list that is the set's from now on."""
+        """Add members; their list belongs to the set from now on."""
         if self.items:
             self.items.extend(items)
         else:
@@ -126,7 +125,7 @@ class Set:
 
 @dataclass(eq=False, slots=True, repr=False)
 class Unknown:
-    """A value that only the process that unpickles it knows, of a pickle that cannot be given as a tree."""
+    """A value that only the unpickling process would know; ``why`` says what. Only ``read_as_far`` makes them."""
 
     why: str
 
@@ -138,7 +137,7 @@ _FEW: Final[int] = 16
 
 @dataclass(eq=False, slots=True, repr=False)
 class Block:
-    """Bytes that lie between the opcodes of a pickle: where in its source, for whoever wants to read them."""
+    """Bytes between the opcodes of a pickle: their offset and size in its source."""
 
     source: Source
     offset: int
@@ -156,7 +155,7 @@ _MAPPING_CLASSES = frozenset(
 
 
 def global_of(node: Inert) -> Global | None:
-    """Return the Global that a node names: itself, or the class in the persistent id of a class with its source."""
+    """Return the Global that a node is, or the class in a persistent id that has a class with its source; else None."""
     if type(node) is Global:
         return node
     if type(node) is not PersistentId:
@@ -168,19 +167,19 @@ def global_of(node: Inert) -> Global | None:
 def sourced_class(pid: Inert) -> tuple[Inert, ...]:
     """Return ``(class, file, source)`` of a persistent id for a class with its source, or an empty tuple."""
     if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
-        pid = pid[1:]  # 0.1.x wrote the three alone
+        pid = pid[1:]  # PyTorch 0.1 wrote the other three alone
     if isinstance(pid, tuple) and len(pid) == 3 and isinstance(pid[0], Global):
         return pid
     return ()
 
 
 def is_call_of_package(pid: Inert) -> bool:
-    """Say whether the importer of ``torch.package`` calls what a persistent id holds."""
+    """Return whether a persistent id is a call that the importer of ``torch.package`` makes."""
     return isinstance(pid, tuple) and len(pid) > 2 and pid[0] == "reduce_package"
 
 
 def is_sourced_object(pid: Inert) -> bool:
-    """Say whether the persistent id of a class with its source has something else in the place of the class."""
+    """Return whether a persistent id for a class with its source has something else in place of the class."""
     if not isinstance(pid, tuple) or len(pid) != (4 if pid[:1] == ("module",) else 3):
         return False
     return pid[0] != "storage" and not isinstance(pid[-3], Global | str)
@@ -188,10 +187,10 @@ def is_sourced_object(pid: Inert) -> bool:
 
 def class_of(node: Inert) -> Global | None:
     """
-    Return the class that a Call makes an object of, or None.
+    Return the class, or the function, of the object that a Call makes; None if it is not a Global.
 
-    ``copyreg._reconstructor(cls, object, None)`` and ``copyreg.__newobj__(cls, …)`` are how protocols 0 and 1, and
-    classes with odd constructors, say "an object of cls".
+    Protocols 0 and 1, and classes with odd constructors, write an object of ``cls`` as
+    ``copyreg._reconstructor(cls, object, None)`` and ``copyreg.__newobj__(cls, …)``.
     """
     if not isinstance(node, Call):
         return None
@@ -202,7 +201,7 @@ def class_of(node: Inert) -> Global | None:
 
 
 def partial_of(node: Inert) -> Global | None:
-    """Return the function that ``functools.partial`` was given, or None."""
+    """Return the function that a call of ``functools.partial`` wraps, or None."""
     func = global_of(node.func) if isinstance(node, Call) else None
     if not isinstance(node, Call) or func is None or (func.module, func.name) != ("functools", "partial"):
         return None
@@ -211,9 +210,9 @@ def partial_of(node: Inert) -> Global | None:
 
 def _defined_class(node: Inert) -> str | None:
     """
-    Return the name of a class that the file itself defines, as dill and cloudpickle write those of scripts.
+    Return the name of a class that the file itself defines, as dill and cloudpickle write classes of scripts, or None.
 
-    Both call a function of theirs with the arguments of ``type()`` behind the metaclass: name, bases, namespace.
+    Both call a function of theirs with the metaclass and then the arguments of ``type()``: name, bases, namespace.
     """
     if not isinstance(node, Call) or not isinstance(node.args, tuple) or len(node.args) < 4:
         return None
@@ -224,7 +223,7 @@ def _defined_class(node: Inert) -> str | None:
 
 
 def class_name(node: Inert) -> str:
-    """Return ``module.Class`` of what a node would have become, for people to read."""
+    """Return the type of the value that a node would become, as ``module.Class``, for people to read."""
     if isinstance(node, Call):
         found = class_of(node)
         return str(found) if found is not None else _defined_class(node.func) or "object"
@@ -241,9 +240,9 @@ def class_name(node: Inert) -> str:
 
 def mapping_pairs(node: Inert) -> Pairs | None:
     """
-    Return the pairs of a dict, or of an object that is one (OrderedDict, defaultdict, a subclass with items).
+    Return the pairs of a dict, or of an object that is one (OrderedDict, defaultdict, a subclass with items), or None.
 
-    Python 2 wrote an OrderedDict as a call with a list of pairs; that is understood too.
+    Python 2 wrote an OrderedDict as a call with a list of pairs; that is understood, too.
     """
     if isinstance(node, Dict):
         return node.pairs
@@ -257,7 +256,7 @@ def mapping_pairs(node: Inert) -> Pairs | None:
 
 
 def _given_pairs(args: Inert) -> Pairs:
-    """Return the pairs that a mapping was made from."""
+    """Return the pairs among the arguments that a mapping is made from; empty if there are none."""
     first = args[-1] if isinstance(args, tuple) and args else None
     if isinstance(first, Dict):
         return first.pairs
@@ -267,7 +266,7 @@ def _given_pairs(args: Inert) -> Pairs:
 
 
 def members(node: Inert) -> list[Inert] | None:
-    """Return the members of a set or a frozenset, as any protocol writes one; None of anything else."""
+    """Return the members of a set or a frozenset, as any protocol writes them; None for anything else."""
     if isinstance(node, Set):
         return node.items
     func = global_of(node.func) if isinstance(node, Call) else None
@@ -278,7 +277,7 @@ def members(node: Inert) -> list[Inert] | None:
 
 
 def attribute_pairs(node: Inert) -> Pairs:
-    """Return what BUILD gave an object: its ``__dict__`` pairs, and those of ``(dict, slots)`` states."""
+    """Return the attributes in an object's state: the pairs of a dict, or of a ``(dict, slots)`` tuple."""
     state = node.state if isinstance(node, Call) else None
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     if not all(part is None or isinstance(part, Dict) for part in parts):
@@ -287,13 +286,13 @@ def attribute_pairs(node: Inert) -> Pairs:
 
 
 def state_pairs(state: Inert) -> Pairs:
-    """Return the pairs of a state: of a dict, or of a dict and slots; others have none."""
+    """Return the pairs of the dicts in a state: of a dict, or of a ``(dict, slots)`` tuple; others have none."""
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     return [pair for part in parts if isinstance(part, Dict) for pair in part.pairs]
 
 
 def lookup(pairs: Pairs, key: str) -> Inert:
-    """Return the last value under a string key, as Python would after reading the pairs in order, or None."""
+    """Return the last value of a string key, as a Python dict made of the pairs would have it, or None."""
     for found, value in reversed(pairs):
         if isinstance(found, str) and found == key:
             return value
@@ -301,13 +300,13 @@ def lookup(pairs: Pairs, key: str) -> Inert:
 
 
 def item(node: Inert, key: str) -> Inert:
-    """Return what a mapping holds under a key; None if nothing is, or the node is no mapping."""
+    """Return the value of a string key in a mapping; None if it has no such key, or the node is not a mapping."""
     return lookup(mapping_pairs(node) or (), key)
 
 
 def children(node: Inert) -> Iterator[tuple[Inert, Inert]]:
     """
-    Yield ``(component, child)`` for everything a container node holds, in file order.
+    Yield ``(component, child)`` for everything in a container node, in file order.
 
     The component is the dict key, the index, or the attribute's name.
     """
@@ -345,10 +344,10 @@ def _call_children(node: Call) -> Iterator[tuple[Inert, Inert]]:
 
 def held(node: Inert) -> Iterator[Inert]:
     """
-    Yield what a container refers to, each object as it is stored.
+    Yield the nodes that a container refers to, without its keys.
 
-    What ``children`` takes apart under the names of the container (arguments, a state) comes whole, so a walk costs
-    no more than the tree is large, though many objects may share one state.
+    Unlike ``children``, it yields arguments and states as single nodes, so the cost of a walk is bounded by the size of
+    the tree even if many objects share one state.
     """
     if isinstance(node, (list, tuple)):
         yield from node
@@ -369,12 +368,12 @@ def held(node: Inert) -> Iterator[Inert]:
 
 
 def is_container(node: Inert) -> bool:
-    """Say whether a node can hold others."""
+    """Return whether a node can hold others."""
     return type(node) in CONTAINERS
 
 
 def is_small(node: Inert) -> bool:
-    """Say whether a container holds little, and no call in it: to look at it again costs less than to note it."""
+    """Return whether a container has few nodes and no calls: visiting it again costs less than recording it."""
     todo = [*islice(held(node), _FEW + 1)]
     if CONTAINERS.isdisjoint(map(type, todo)):
         return len(todo) <= _FEW
@@ -387,23 +386,23 @@ def is_small(node: Inert) -> bool:
 
 
 CONTAINERS: Final[frozenset[type]] = frozenset((list, tuple, Dict, Set, Call, PersistentId))
-"""The types of nodes that can hold others. A tree has these themselves, never what is derived from them."""
+"""The types of nodes that can hold others. A tree has these exact types, never subclasses."""
 
 
-# Nodes that no pickle is read as: they stand for many of those above until they are written
+# Nodes that only the writer knows, each of which is written as many of those above
 
 
 class PlainTensor(NamedTuple):
     """
-    A node for the call that torch writes for a tensor of plain strided memory: ``_rebuild_tensor_v2``, without hooks.
+    A node for the call that torch writes for a plain strided tensor: ``_rebuild_tensor_v2``, without hooks.
 
-    One node in place of twenty; what nothing refers to is not put into the memo.
+    It replaces twenty nodes, and fewer values are put into the memo.
     """
 
     cls: Global
     """The class of its storage."""
     key: str
-    """Of its storage, as are ``location`` and ``numel``."""
+    """The key of its storage, to which ``location`` and ``numel`` belong, too."""
     location: str
     numel: int
     offset: int
@@ -413,10 +412,10 @@ class PlainTensor(NamedTuple):
 
 
 class DictInBatches(NamedTuple):
-    """A dict of very many entries, which are made when they are written, a few at a time, and then let go."""
+    """A dict of very many entries, which are made in batches when they are written, and then dropped."""
 
     batches: Callable[[], Iterator[Pairs]]
-    """What is in them that no ``shared`` of ``write_pickle`` has is written each time that it is met."""
+    """Returns the batches. Nodes in them that are not in ``shared`` of ``write_pickle`` are written on each use."""
 
 
 _MOST_NAMES: Final = 16
@@ -424,7 +423,7 @@ _MOST_KINDS: Final = 16
 
 
 class Fields(Sequence[tuple[Inert, Inert]]):
-    """The pairs of a dict, made when they are asked for."""
+    """The pairs of a dict, from a shared tuple of keys and its own values; made on access."""
 
     __slots__ = ("_names", "_values")
 
@@ -450,7 +449,7 @@ class Fields(Sequence[tuple[Inert, Inert]]):
 
 
 class FieldNames:
-    """The keys that were met."""
+    """The keys of small dicts that were read, to be shared by others with the same keys."""
 
     __slots__ = ("_kinds",)
 
@@ -458,11 +457,11 @@ class FieldNames:
         self._kinds: list[tuple[str, ...]] = []
 
     def pairs(self, items: list[Inert]) -> Pairs | None:
-        """Return pairs of keys and values in turn; None if they are not of the first kinds of small dict."""
+        """Return the pairs for alternating keys and values; None if the dict is too large, or has too rare keys."""
         if len(items) > 2 * _MOST_NAMES:
             return None
         names = tuple(items[::2])
-        for known in self._kinds:  # compared, not hashed: nobody has looked at them
+        for known in self._kinds:  # compared, not hashed: the keys are not checked yet
             if known == names:
                 return Fields(known, tuple(items[1::2]))
         if len(self._kinds) == _MOST_KINDS or not all(type(name) is str for name in names):

@@ -1,16 +1,15 @@
 """
-Read numpy arrays, scalars and dtypes from the nodes of a pickle, without numpy.
+numpy arrays, scalars and dtypes in the nodes of a pickle, read without numpy.
 
 numpy pickles an array as ``_reconstruct(ndarray, (0,), b"b")`` with the state
 ``(version, shape, dtype, column-major, bytes or list)``, by protocol 5 as ``_frombuffer(bytes, dtype, shape, order)``,
 a scalar as ``scalar(dtype, bytes)``, and a dtype as ``dtype("f4", …)`` with the state ``(version, byte order, …)``.
-See numpy/_core/src/multiarray/methods.c and _core/numeric.py. joblib writes an object with the fields of an array, and
-its elements between opcodes.
+See numpy/_core/src/multiarray/methods.c and _core/numeric.py.
 
-Arrays of joblib: an object in the pickle describes each, and the elements follow the opcode that built this object.
+joblib writes an object with the fields of an array; the elements follow the opcode that gives the object its state.
 
-    u8 n, n bytes     so that elements are aligned, since joblib 1.2 (where the object has an alignment)
-    raw elements      of the array; of one that holds Python objects a pickle instead
+    u8 n, n bytes     alignment of the elements, since joblib 1.2 (if the object has an alignment)
+    raw elements      of the array; a pickle instead if it holds Python objects
 
 Then the pickle goes on. See joblib/numpy_pickle.py, NumpyArrayWrapper.
 """
@@ -48,16 +47,16 @@ _TYPES: Final = {
     "c8": ("complex64", ""),
     "c16": ("complex128", ""),
 }
-"""The name of a type by its code, and its letter in ``struct``."""
+"""The name of a dtype and its letter in ``struct``, by its code."""
 
 
 class NumpyArray(NamedTuple):
-    """An array: ``dtype`` is numpy's name for the element type, or its code where it has no simple one."""
+    """An array: ``dtype`` is numpy's name of the element type, or its code if it has no simple name."""
 
     dtype: str
     shape: tuple[int, ...]
     axes: tuple[int, ...]
-    """The dimensions in the order in which they lie in memory, the slowest first."""
+    """The axes in their order in memory, the slowest first."""
     big_endian: bool
     data: bytes | Block | None
     """None for arrays of Python objects."""
@@ -67,7 +66,7 @@ class NumpyArray(NamedTuple):
 
 
 def array_of(node: Inert, decode: Callable[[Inert], bytes | None] | None = None) -> NumpyArray | None:
-    """Return an array's dtype, shape and data, or None if ``node`` is not one. ``decode`` replaces ``raw_bytes``."""
+    """Return the array that a node is, or None. ``decode`` is used instead of ``raw_bytes``."""
     fields = _array_fields(node)
     if fields is None:
         return None
@@ -85,12 +84,12 @@ def array_of(node: Inert, decode: Callable[[Inert], bytes | None] | None = None)
 
 
 def is_array(node: Inert) -> bool:
-    """Say whether a node is an array, without a look at its elements."""
+    """Return whether a node is an array, without reading its elements."""
     return _array_fields(node) is not None
 
 
 def _array_fields(node: Inert) -> tuple[Inert, Inert, Inert, Inert] | None:
-    """Return the shape of an array, its dtype, how it lies in memory, and its data, as the pickle has them."""
+    """Return the nodes of an array's shape, dtype, memory order ("C", "F" or a tuple of axes) and data, or None."""
     if _is_numpy(node, "_reconstruct") and isinstance(node.state, tuple) and len(node.state) == 5:
         _, shape, dtype, column_major, data = node.state
         return shape, dtype, "F" if column_major is True else "C", data
@@ -112,16 +111,16 @@ def _array_fields(node: Inert) -> tuple[Inert, Inert, Inert, Inert] | None:
 
 
 def is_wrapper(node: Inert) -> bool:
-    """Say whether a node is the object by which joblib announces an array."""
+    """Return whether a node is joblib's object for an array."""
     found = class_of(node)
     if found is None or not found.name.endswith("NumpyArrayWrapper"):
         return False
     *path, name = f"{found.module}.{found.name}".split(".")
-    return name == "NumpyArrayWrapper" and "joblib" in path  # scikit-learn had a copy of it
+    return name == "NumpyArrayWrapper" and "joblib" in path  # scikit-learn had a copy of joblib
 
 
 def as_numpy_writes_it(wrapper: Call) -> Call:
-    """Return the call that numpy pickles for an array of joblib, its elements read."""
+    """Return the call that numpy would pickle for an array of joblib, whose elements are read now."""
     fields, block = state_pairs(wrapper.state), (wrapper.items or [])[0]
     cls = lookup(fields, "subclass")
     plain = not isinstance(cls, Global) or cls.name == "memmap"
@@ -131,14 +130,14 @@ def as_numpy_writes_it(wrapper: Call) -> Call:
 
 
 class ElementType(NamedTuple):
-    """As much of a dtype as tells how long elements are."""
+    """The size of a dtype's elements in bytes, and whether they are Python objects."""
 
     itemsize: int
     has_objects: bool
 
 
 def dtype_of(node: Inert) -> ElementType | None:
-    """Return the size of a dtype's elements, or None if ``node`` is no dtype."""
+    """Return the element type of a dtype; None if the node is not a dtype, or its size is not known."""
     code, _ = _dtype(node)
     state = node.state if isinstance(node, Call) and isinstance(node.state, tuple) else ()
     flags = state[7] if len(state) > 7 and isinstance(state[7], int) else 0
@@ -151,13 +150,13 @@ def dtype_of(node: Inert) -> ElementType | None:
 
 
 def shape_of(node: Inert) -> tuple[int, ...] | None:
-    """Return a shape that an array can have, or None."""
+    """Return the node if it is a shape that an array can have, else None."""
     is_shape = isinstance(node, tuple) and len(node) <= _MAX_RANK and all(map(_is_size, node))
     return node if is_shape else None
 
 
 def numpy_scalar(node: Inert) -> tuple[str, object] | None:
-    """Return the type's name and the value of a numpy scalar, or None if ``node`` is not one; a value may be None."""
+    """Return the dtype's name and the value (None if unknown) of a numpy scalar; None if the node is not one."""
     if not (_is_numpy(node, "scalar") and isinstance(node.args, tuple) and node.args):
         return None
     code, order = _dtype(node.args[0])
@@ -183,7 +182,7 @@ def _is_numpy(node: Inert, name: str, modules: Collection[str] = _MODULES) -> bo
 
 
 def _dtype(node: Inert) -> tuple[str, str]:
-    """Return numpy's code of a dtype ("f4") and its byte order ("<", ">" or "|")."""
+    """Return numpy's code of a dtype ("f4") and its byte order ("<", ">" or "|"); ("object", "|") if unknown."""
     if not (isinstance(node, Call) and isinstance(node.args, tuple) and node.args):
         return "object", "|"
     code = node.args[0]
@@ -196,7 +195,7 @@ def _dtype(node: Inert) -> tuple[str, str]:
 
 
 def raw_bytes(node: Inert) -> bytes | None:
-    """Return bytes as any protocol writes them: as they are, or as Latin-1 text to be encoded."""
+    """Return bytes as any protocol writes them: as they are, or as text to be encoded as Latin-1; None for others."""
     text = encoded_bytes(node)
     try:
         return text.encode("latin-1") if isinstance(text, str) else None if text is None else bytes(text)
@@ -205,7 +204,7 @@ def raw_bytes(node: Inert) -> bytes | None:
 
 
 def encoded_bytes(node: Inert) -> str | bytes | bytearray | None:
-    """Return the string that ``raw_bytes`` decodes: the same object for two calls that share it."""
+    """Return the text or bytes that ``raw_bytes`` decodes, the same object if two calls share it; None for others."""
     if isinstance(node, bytes | bytearray | str):
         return node
     if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
@@ -221,7 +220,7 @@ _LARGEST: Final = 1 << 62
 
 
 def take_elements(machine: Machine, built: Call) -> Inert:
-    """Return what an object is that was just built, and move past the elements of joblib that may follow it."""
+    """Return the node for an object that just got its state; if it is joblib's, move past the elements after it."""
     if not is_wrapper(built):
         return built
     fields = nodes.state_pairs(built.state)
@@ -241,7 +240,7 @@ def take_elements(machine: Machine, built: Call) -> Inert:
 
 
 def _nested(machine: Machine) -> Inert:
-    """Return the array of objects that a pickle of its own is, with no such arrays in it."""
+    """Return the root of the pickle that follows, an array of objects, and move past it."""
     inner = (read_as_far if machine.is_patient else read_pickle)(machine.source, machine.position)
     machine.add(inner)
     if inner.broken is not None:

@@ -1,7 +1,7 @@
 """
-Inert tree → the plain values in it: numbers, text, bytes, lists, tuples, dicts, sets. Nothing else is made here.
+Inert nodes to plain Python values: numbers, text, bytes, lists, tuples, dicts and sets.
 
-What else there is, whoever asks makes itself.
+Callers can pass functions that make other values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_NODES: Final = 10_000_000
 
 
 def _of_python(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return bytes, a complex number or a set, as protocols that have no opcodes for them write them; else None."""
+    """Return bytes, a bytearray, a complex number or a set that is written as a call; None for other nodes."""
     members = nodes.members(node)
     if members is not None:
         made = frozenset if nodes.class_name(node).endswith("frozenset") else set
@@ -45,15 +45,15 @@ def plain_value(
     other: Callable[[Inert, Callable[[Inert], Any]], Any] | None = None,
 ) -> Any:
     """
-    Return a node as Python has it; ordered and default dicts become dicts.
+    Return the Python value of a node; ordered and default dicts become dicts.
 
-    ``leaf`` is asked first and returns what it makes of a node, or None. ``other`` makes what it can of what is none of
-    these, and gets a function for what is inside.
+    ``leaf`` is called first with each node, and returns its value, or None to go on. ``other`` is called with a node
+    that is no plain value, and a function that makes values of the nodes inside.
 
     Raises:
-        UnsupportedFeature: It holds something that only code could make; the message names it.
-        LimitExceeded: It is nested too deep, or too large when written out.
-        Cancelled: ``cancellation`` was.
+        UnsupportedFeature: It contains something that only code could make; the message names it.
+        LimitExceeded: It is nested too deep, or has too many values.
+        Cancelled: It was cancelled.
     """
     left = _MAX_NODES
 
@@ -84,7 +84,7 @@ def plain_value(
 
 
 def no_plain_value(node: Inert) -> NoReturn:
-    """Raise UnsupportedFeature for what only code could make."""
+    """Raise UnsupportedFeature for a node whose value only code could make."""
     array = array_of(node)
     what = f"numpy.ndarray, {array}" if array is not None else nodes.class_name(node)
     raise UnsupportedFeature(f"a value of type {what}", kind="no-plain-value")

@@ -1,17 +1,18 @@
 """
-Pickle bytes → inert nodes, for protocols 0 to 5. Looks up no name, calls nothing, hashes no key.
+Pickle bytes to inert nodes, for protocols 0 to 5. Looks up no name, calls nothing, hashes no key.
 
 Strategy: one loop over the opcodes. The dozen that make up nearly all of a checkpoint (strings, small ints, memo,
 tuples, calls) are handled in the loop itself, in order of frequency; the rest are functions in the table ``_RARE``.
-Bytes come from a window onto the source that is moved on demand, so a pickle at the head of a file of gigabytes costs
-what the pickle is long.
+Bytes come from a window onto the source that is moved on demand, so the cost depends on the length of the pickle, not
+of the file.
 
 Rules:
 1. Nothing is read before its length has been compared with what is left.
 2. A mark pushes the stack aside and starts a new one, as CPython's unpickler does, so no mark is ever searched for.
-3. Whatever a stream does wrong ends in MalformedFile with the offset of the opcode.
-4. All of an argument is read before the stack is touched: an opcode that needs more bytes than the window holds raises
-   ``NeedMore``, and is started again. What is in the table finds ``pos`` behind its opcode, and leaves it behind that.
+3. Whatever is wrong in a stream ends in MalformedFile with the offset of the opcode.
+4. All of an argument is read before the stack is touched: an opcode that needs more bytes than the window has raises
+   ``NeedMore``, and is started again. A function of the table is called with ``pos`` after the opcode, and leaves it
+   after the argument.
 
 See Python's Lib/pickletools.py, which documents every opcode.
 """
@@ -43,9 +44,9 @@ _U64 = Struct("<Q").unpack_from
 _F64 = Struct(">d").unpack_from
 _TEXT = frozenset((str,))
 _PLAIN = {0x29: (), 0x4E: None, 0x88: True, 0x89: False}
-"""Values that an opcode alone says."""
+"""Values of opcodes without an argument."""
 _ODD = frozenset(FIRST)
-"""What text begins with that may hold pickles."""
+"""First bytes of text that may hold pickles."""
 
 
 def read_pickle(
@@ -54,14 +55,15 @@ def read_pickle(
     """
     Interpret the pickle that begins at byte ``start`` of ``source``.
 
-    Nothing in it runs, whatever it asks for. Bytes after its end are not read. ``on_build`` is for what some writers
-    put between opcodes: see ``numpy_values``. With ``field_names``, small dicts share their keys: for
-    pickles of very many objects.
+    Nothing in it runs, whatever it refers to. Bytes after its end are not interpreted. ``on_build`` is for bytes that
+    some writers put between opcodes: see ``numpy_values.take_elements``. With ``field_names``, small dicts share their
+    keys: for pickles of very many objects.
 
     Raises:
         TruncatedFile: The source ends inside the pickle.
         MalformedFile: The bytes are not a pickle; ``offset`` is that of the opcode.
         UnsafePickle: An opcode refers to this process's extension registry or to out-of-band buffers.
+        LimitExceeded: Reading it would cost far more memory or time than its size.
     """
     machine = Machine(source, start, on_build, field_names)
     machine.stop(_run(machine))
@@ -70,9 +72,9 @@ def read_pickle(
 
 def read_as_far(source: Source, start: int = 0, *, on_build: OnBuild | None = None) -> Pickle:
     """
-    Interpret a pickle as far as Python's unpickler could, which goes on where no tree can be given.
+    Interpret a pickle as far as Python's unpickler would, also beyond what a tree can show.
 
-    Where it breaks off is said, and what it called until then was called.
+    It raises nothing: ``broken`` is the reason if it ends before STOP, and what was recorded until then is kept.
     """
     machine = Machine(source, start, on_build, is_patient=True)
     root = None
@@ -85,7 +87,7 @@ def read_as_far(source: Source, start: int = 0, *, on_build: OnBuild | None = No
 
 
 def _run(machine: Machine) -> Inert:
-    """Return the value at STOP, through as many windows as that takes."""
+    """Return the value at STOP; move the window as often as needed."""
     try:
         while True:
             try:
@@ -102,7 +104,7 @@ def _run(machine: Machine) -> Inert:
     except struct.error as error:
         raise machine.truncated(len(machine.data) + 1) from error
     except (IndexError, KeyError, ValueError) as error:
-        if machine.pos + 1 >= len(machine.data):  # the last byte of the source, and no STOP
+        if machine.pos + 1 >= len(machine.data):  # the source ends without STOP
             raise machine.truncated(len(machine.data) + 1) from error
         # Stack underflow, a memo entry that was never put, text that is not a number.
         machine.opcode = machine.pos
@@ -111,10 +113,10 @@ def _run(machine: Machine) -> Inert:
 
 def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would double its time
     """
-    Run until STOP and return the value, or raise with ``pos`` at the opcode to begin again from.
+    Run until STOP and return the value, or raise with ``pos`` at the opcode to start again.
 
-    Every branch reads all of its argument before it touches the stack, so beginning again is safe. No branch asks
-    whether the window holds its opcode: where it ends too early, IndexError, struct.error or NeedMore say so.
+    Every branch reads all of its argument before it touches the stack, so starting again is safe. No branch checks
+    whether the window covers its argument: if it does not, IndexError, struct.error or NeedMore is raised.
     """
     data, pos, stack, marks = machine.data, machine.pos, machine.stack, machine.marks
     memo: Any = machine.memo
@@ -125,9 +127,9 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
     names, opcodes = machine.field_names, machine.opcodes
     is_memoized, has_short = 0x94 in opcodes, 0x8C in opcodes
     try:
-        while True:  # not ``while pos < …``: Python 3.11 speeds up what jumps back without a condition
+        while True:  # not ``while pos < …``: Python 3.11 speeds up loops that jump back without a condition
             op = data[pos]
-            if op >= 0x68:  # half of them, for fewer comparisons on the way to each
+            if op >= 0x68:  # a first split in halves, for fewer comparisons
                 if op == 0x72:  # LONG_BINPUT
                     index = _U32(data, pos + 1)[0]
                     if index == following:
@@ -216,7 +218,7 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                             if not _TEXT.issuperset(map(type, keys)):
                                 odd_keys += keys
                             pairs = iter(stack)
-                            own = list(zip(pairs, pairs, strict=True))[:]  # a copy has no room to spare
+                            own = list(zip(pairs, pairs, strict=True))[:]  # a copy has no spare capacity
                         stack = marks.pop()
                         stack[-1].update(own)
                         pos += 1
@@ -296,21 +298,21 @@ def _loop(machine: Machine) -> Inert:  # noqa: C901 - the hot loop: calls would 
                 pos += 1
                 return stack[-1]
             machine.opcode, machine.pos, machine.stack = pos, pos, stack
-            if machine.is_at_window_end():  # they may touch the stack first
+            if machine.is_at_window_end():  # the function may touch the stack before it misses bytes
                 raise NeedMore(pos + 1)
             if op not in opcodes:
                 opcodes[op] = base + pos
             machine.pos = pos + 1
             rare[op](machine)
             pos, stack, memo, following = machine.pos, machine.stack, machine.memo, machine.next_index()
-            data, base = machine.data, machine.base  # what is skipped may end behind the window
+            data, base = machine.data, machine.base  # skip() may have moved the window
     finally:
         machine.pos, machine.stack = pos, stack
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause garbage collection: it would walk a growing tree again and again, a third of the time at 20,000 tensors."""
+    """Pause garbage collection, which walks a growing tree again and again: a third of the time at 20,000 tensors."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -325,11 +327,11 @@ def gc_paused() -> Iterator[None]:
 
 _INTEGER: Final = rb"[+-]?(?:0|[1-9][0-9]*)"  # readers disagree about leading zeros: octal, decimal, refused
 _INDEX: Final = rb"\s*(\+?[0-9][0-9_]*|-[0_]+)\s*(?:\0|\Z)"
-"""What Python takes for an index of the memo: C ends a text at its first zero byte."""
+"""Matches what Python accepts as an index of the memo: C ends a text at its first zero byte."""
 _MAX_INT_NBYTES: Final = 1024
 _ESCAPES: Final = rb"\\(?:[abfnrtv\\'\"\n]|x[0-9a-fA-F]{2}|[0-7]{1,3})"
 _OUTSIDE: Final = (Global, PersistentId, Unknown)
-"""What the process knows, and no pickle holds."""
+"""Nodes for values that come from the process, not from the pickle."""
 _ESCAPED: Final = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
@@ -392,7 +394,11 @@ def _little_endian(digits: bytes) -> int:
 
 
 def _huge(machine: Machine, count: int, unit: str) -> Inert:
-    """Refuse a number as nothing counts that far: to read one as text or to print it takes quadratic time."""
+    """
+    Raise LimitExceeded for a number of more than 1,024 bytes; a patient machine gets an Unknown.
+
+    Reading it from text, or printing it, takes quadratic time.
+    """
     what, offset = f"a number of {count:,} {unit}", machine.base + machine.opcode
     if machine.is_patient:  # Python goes on
         return _unknown(machine, what)
@@ -422,7 +428,7 @@ def op_binunicode8(machine: Machine) -> None:
 
 
 def _named(machine: Machine) -> Global:
-    """Return the name that two lines say."""
+    """Return the Global for a name in two lines."""
     module, name = machine.lines(2)
     return machine.intern(str(module, "utf-8"), str(name, "utf-8"))
 
@@ -455,7 +461,7 @@ def _extension(width: int) -> Callable[[Machine], None]:
 
 
 def _outside(machine: Machine, what: str, why: str, kind: str) -> None:
-    """Push what only the process knows that unpickles."""
+    """Push an Unknown for a value that only the unpickling process knows; raise UnsafePickle if not patient."""
     if not machine.is_patient:
         offset = machine.base + machine.opcode
         raise UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
@@ -486,7 +492,7 @@ def op_build(machine: Machine) -> None:
 
 
 def _sets_nothing(state: Inert) -> bool:
-    """Say whether Python takes a state for none, whatever it is for: alone, or as both parts of one."""
+    """Return whether a state is empty for Python whatever object gets it: itself, or both parts of a pair."""
     for part in state if type(state) is tuple and len(state) == 2 else (state,):
         held = part.pairs if type(part) is Dict else part.items if type(part) is Set else part
         if isinstance(held, (Call, *_OUTSIDE)) or held:
@@ -524,7 +530,7 @@ def op_tuple3(machine: Machine) -> None:
 
 
 def _extend(machine: Machine, values: list[Inert]) -> None:
-    """Add values to what is on the stack."""
+    """Append values to the list, or the object, on top of the stack."""
     target = machine.stack[-1]
     if isinstance(target, list):
         target.extend(values)
@@ -542,7 +548,7 @@ def op_setitem(machine: Machine) -> None:
 
 def op_setitems(machine: Machine) -> None:
     flat = machine.pop_mark()
-    if machine.is_patient and len(flat) % 2:  # Python sets the whole pairs first
+    if machine.is_patient and len(flat) % 2:  # Python sets the complete pairs before it fails
         _update(machine, machine.stack[-1], _pairs(machine, flat[:-1]))
     _update(machine, machine.stack[-1], _pairs(machine, flat))
 
@@ -561,7 +567,7 @@ def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:
     if len(flat) % 2:
         raise machine.malformed(f"a dict of {len(flat):,} keys and values")
     machine.odd_keys += (key for key in flat[::2] if type(key) is not str)
-    return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no room to spare
+    return list(zip(flat[::2], flat[1::2], strict=True))[:]  # a copy has no spare capacity
 
 
 def op_empty_set(machine: Machine) -> None:
@@ -589,7 +595,7 @@ def op_unknown(machine: Machine) -> None:
 
 
 def _python2_text(machine: Machine, data: bytes) -> str | bytes:
-    """Return what a Python 2 ``str`` was: text where it can be, else the bytes (numpy put raw data into them)."""
+    """Return a Python 2 ``str`` as text if it is UTF-8, else as bytes (numpy put raw data into them)."""
     machine.has_old_strings = True
     machine.has_other_text = machine.has_other_text or not data.isascii()
     try:
@@ -598,7 +604,7 @@ def _python2_text(machine: Machine, data: bytes) -> str | bytes:
         return data
 
 
-@cache  # of the thousand or so that there are
+@cache  # there are about a thousand
 def _meaning(escape: bytes) -> bytes:
     """Return the byte that an escape means in a string of Python 2."""
     kind = escape[1]
@@ -613,9 +619,9 @@ def _meaning(escape: bytes) -> bytes:
 
 def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machine], None]:
     """
-    Let a patient machine go on where Python may: what one line says may be sound for it though it is not for us.
+    Let a patient machine go on after a line that Python may accept although ``step`` does not: push an Unknown.
 
-    What does not begin like ``sound`` is so for nobody.
+    Only a line that matches ``sound`` can be valid for Python.
     """
 
     def run(machine: Machine) -> None:

@@ -1,7 +1,8 @@
 """
-What ``torch.load(weights_only=True)`` accepts, as data: the names and opcodes of PyTorch 2.13.
+Names and opcodes that ``torch.load(weights_only=True)`` accepts, in PyTorch 2.13.
 
-Nothing here is looked up. A test compares both tables with torch's own. See torch/_weights_only_unpickler.py.
+The tables are only text: nothing is looked up. A test compares them with torch's own. See
+torch/_weights_only_unpickler.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ckptool.sources.source import BytesSource
 
 
 def each(pattern: str, words: str) -> set[str]:
-    """Return a name for each of some words."""
+    """Return ``pattern`` filled with each of the words."""
     return {pattern.format(word) for word in words.split()}
 
 
@@ -50,10 +51,10 @@ ALLOWED: Final = frozenset(
     | each("torch.cuda.{}Storage", f"{_DENSE} ComplexFloat ComplexDouble")
     | each("torch.storage.{}", "TypedStorage UntypedStorage")
 )
-"""Full names that it allows by default."""
+"""Full names that torch allows by default."""
 
 OPCODES: Final = frozenset(b"caes(t\x85\x86\x87N\x89\x88)]}\x8fJKMGXUQhjqr\x8a\x80.Rbu\x81")
-"""Opcodes that it knows: those of protocol 2 that ``torch.save`` writes, and a few more."""
+"""Opcodes that torch's unpickler knows: those of protocol 2 that ``torch.save`` writes, and a few more."""
 
 PYTHON_2: Final = {
     "__builtin__": "builtins",
@@ -61,16 +62,16 @@ PYTHON_2: Final = {
     "UserList": "collections",
     "UserString": "collections",
 }
-"""Modules of Python 2 that it takes for modules of Python 3, as far as that leads to an allowed name."""
+"""Modules of Python 2 that it maps to Python 3, as far as they have allowed names."""
 
 
 def is_allowed(module: str, name: str) -> bool:
-    """Say whether ``torch.load(weights_only=True)`` allows ``module.name`` by default."""
+    """Return whether ``torch.load(weights_only=True)`` allows ``module.name`` by default."""
     return f"{PYTHON_2.get(module, module)}.{name}" in ALLOWED
 
 
 def why_refused(pickled: bytes) -> str | None:
-    """Return the first name that it refuses in a pickle, or an opcode that it does not know; None if it opens."""
+    """Return the first name in a pickle that torch refuses, or an opcode that it does not know; None if neither."""
     found = read_pickle(BytesSource(pickled))
     for one in found.globals:
         if not is_allowed(one.module, one.name):
@@ -82,23 +83,23 @@ def why_refused(pickled: bytes) -> str | None:
 TORCHSCRIPT: Final = frozenset(
     ("torch.jit._pickle.build_tensor_from_id", *(name for name in BY_NAME if name.startswith("torch.jit._pickle.")))
 )
-"""Functions that ``torch.jit.save`` calls in its pickles; each returns what it is given."""
+"""Functions that ``torch.jit.save`` calls in its pickles; each returns its argument."""
 
 _CLASS_OF_TORCH: Final = r"torch\.(nn|optim)\.[a-z0-9_.]+\.[A-Z]\w*"
 
 
 def is_torchscripts(module: str, name: str) -> bool:
-    """Say whether TorchScript puts ``module.name`` in its pickles: a class in the archive's own code, or a type tag."""
+    """Return whether TorchScript writes ``module.name`` in its pickles: a class of the archive's code or a type tag."""
     return module.partition(".")[0] == "__torch__" or f"{module}.{name}" in TORCHSCRIPT
 
 
 def is_of_index(module: str, name: str) -> bool:
-    """Say whether every index of a ``torch.distributed.checkpoint`` asks for this, or may, as for the path it is at."""
+    """Return whether a name is a usual one in indexes of ``torch.distributed.checkpoint``, which may have paths."""
     return module.startswith(("torch.distributed.checkpoint.", "pathlib")) and is_listed(f"{module}.{name}")
 
 
 @lru_cache(maxsize=512)  # 4 MiB of the longest names
 def is_usual(module: str, name: str) -> bool:
-    """Say whether ``module.name`` is a construction that only makes data, or an object of torch's own."""
+    """Return whether ``module.name`` only makes data, is allowed by torch, or is a class of torch.nn or torch.optim."""
     full = canonical(module, name)
     return is_listed(full) or is_allowed(module, name) or re.fullmatch(_CLASS_OF_TORCH, full) is not None

@@ -1,12 +1,12 @@
 """
-Inert nodes → pickle bytes: the way back from ``reader``, for trees in which something was changed.
+Inert nodes to pickle bytes: the inverse of ``reader``, for trees in which something was changed.
 
 ``substitute`` is called with every call, dict and persistent id before it is written, and returns the node to write
-in its place: so a change needs no copy of the tree, and what is shared or recursive stays so. A plain tensor,
-which makes up most of a checkpoint, is best answered as a ``PlainTensor``. Nothing recurses on what a file nests.
+in its place: so a change needs no copy of the tree, and shared or recursive nodes stay so. For a plain tensor, which
+most of a checkpoint is made of, it should return a ``PlainTensor``. Nothing recurses into what a file nests.
 
-Protocol 2 is written, as ``torch.save`` does and every torch can read, unless the tree needs what only protocol 4 can
-say (nested class names, sets, keyword arguments).
+Protocol 2 is written, as ``torch.save`` does and every torch can read, unless the tree needs something that only
+protocol 4 has (nested class names, sets, keyword arguments).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ids: TypeAlias = Collection[int] | None
 
 _BATCH: Final = 1000
 _ALONE: Final = 0
-"""The key of a node that nothing refers to again."""
+"""The key of a node that is not put into the memo."""
 _U32: Final = Struct("<I").pack
 _PYTHON_3_NAMES: Final = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _REBUILD_TENSOR: Final = Global("torch._utils", "_rebuild_tensor_v2")
@@ -48,8 +48,9 @@ def write_pickle(
     """
     Return a pickle of the tree under ``root``, with ``substitute`` applied.
 
-    ``shared`` are the ids of all nodes that may be met again, if that is known: to remember one costs more than itself.
-    A shorter pickle is padded to ``nbytes``, unless one byte is missing, or three.
+    ``shared`` has the ids of all nodes that may occur more than once, or is None if they are not known: only these are
+    put into the memo, which costs more than a node itself. A shorter pickle is padded to ``nbytes``, unless exactly one
+    or three bytes are missing.
     """
     try:
         return _Writer(substitute, 2, cancellation, shared).write(root, nbytes)
@@ -58,11 +59,11 @@ def write_pickle(
 
 
 class _NeedsProtocol4(Exception):
-    """Control flow: the tree has something that protocol 2 has no words for."""
+    """Control flow: the tree has something that protocol 2 cannot express."""
 
 
 class _Step:
-    """Something to do between nodes."""
+    """An action between nodes."""
 
     __slots__ = ("argument", "do")
 
@@ -77,11 +78,11 @@ class _Writer:
         self._substitute = substitute
         self._protocol = protocol
         self._cancellation = cancellation
-        self._out = BytesIO()  # whose value is no copy
+        self._out = BytesIO()  # getvalue() makes no copy
         self._add = self._out.write
         self._memo: dict[object, int] = {}
-        self._kept: list[Inert] = []  # keeps substitutes alive, so that an id stays one node's
-        # What is left to do, last first: nodes to write, and steps between them.
+        self._kept: list[Inert] = []  # keeps substitutes alive, so that no other node gets their id
+        # Nodes to write, and steps between them; the next one is last.
         self._todo: list[Inert] = []
 
     def write(self, root: Inert, nbytes: int = 0) -> bytes:
@@ -96,7 +97,7 @@ class _Writer:
             kind = type(node)
             if kind is _Step:
                 node.do(self, node.argument)
-                continue  # not elif: Python 3.11 speeds up a loop that jumps back without a condition
+                continue  # not elif: Python 3.11 speeds up loops that jump back without a condition
             if kind is str:
                 self._str(node, 0)
                 continue
@@ -114,13 +115,13 @@ class _Writer:
                 kind = type(node)
                 if kind is not PlainTensor and node is not original:
                     self._kept.append(node)
-                    key = id(node)  # other nodes may have the same in their place
+                    key = id(node)  # other nodes may have the same substitute
                     if key in memo:
                         self._get(memo[key])
                         continue
             _WRITERS[kind](self, node, key)
         following = len(memo)
-        memo.clear()  # it may be as large as the pickle
+        memo.clear()  # frees memory: it may be as large as the pickle
         for part in _encode_padding(nbytes - self._out.tell() - 1, following, self._protocol):
             self._add(part)
         self._add(b".")
@@ -133,7 +134,7 @@ class _Writer:
         self._add(data)
 
     def _batches(self, rest: tuple[Iterator[Iterable[Inert]], _Step]) -> None:
-        """Write the items of a container, a batch after the other, each between a mark and what adds them."""
+        """Write the items of a container in batches, each between a mark and the opcode that adds them."""
         batches, closing = rest
         if (items := next(batches, None)) is not None:
             self._then(_MARK, *items, closing, _Step(_Writer._batches, rest))
@@ -160,7 +161,7 @@ class _Writer:
     def _bytes(self, value: bytes, key: int) -> None:
         if self._protocol >= 4:
             self._add(pack("<cQ", b"\x8e", len(value)) + value)
-        else:  # as pickle itself has it: Latin-1 text, to be encoded
+        else:  # as pickle itself: Latin-1 text to be encoded
             self._global(Global("_codecs", "encode"), 0)
             self._str(str(value, "latin-1"), 0)
             self._str("latin1", 0)
@@ -206,7 +207,7 @@ class _Writer:
         self._todo.extend(reversed(value))
 
     def _close(self, closing: tuple[int, bytes, bytes]) -> None:
-        """Make one thing of those on the stack; or drop them, if one of them led back to it, and wrote it whole."""
+        """Make the container of the items on the stack; or drop them, if an item refers back to it and wrote it."""
         key, make, drop = closing
         known = self._memo.get(key)
         if known is not None:
@@ -252,7 +253,7 @@ class _Writer:
             self._then(value.func, value.args, _REDUCE if value.how == "reduce" else _NEWOBJ, made)
 
     def _made(self, made: tuple[int, Call]) -> None:
-        """The object is on the stack: it can be referred to from now on, also by what is put into it."""
+        """Remember the object on top of the stack, then write its state and items, which may refer to it."""
         key, value = made
         known = self._memo.get(key)
         if known is not None and _copies_its_items(value):
@@ -261,7 +262,7 @@ class _Writer:
                 kind="unsupported-cycle",
                 hint="Take the weights alone: `form='state_dict'` or `form='safetensors'`.",
             )
-        if known is not None:  # one of its arguments led back to it, and wrote it whole
+        if known is not None:  # one of its arguments refers back to it, and wrote it
             self._add(b"0")
             self._get(known)
             return
@@ -274,7 +275,7 @@ class _Writer:
             self._append(value.items)
 
     def _plain_tensor(self, value: PlainTensor, key: int) -> None:
-        """Write the calls that make a tensor, in which words, names and sizes are remembered by their value."""
+        """Write the calls that make a tensor; words, names and sizes are remembered by value."""
         cls, name, location, numel, offset, shape, stride, requires_grad = value
         self._global(_REBUILD_TENSOR, 0)
         self._add(b"((")
@@ -292,7 +293,7 @@ class _Writer:
         self._remember(key)
 
     def _sizes(self, values: tuple[int, ...]) -> None:
-        """Write a shape or strides: many tensors have the same."""
+        """Write a shape or strides, or a reference to the same ones: many tensors share them."""
         encoded = b"".join(map(_encode_int, values))
         if (known := self._memo.get(encoded)) is not None:
             self._get(known)
@@ -302,7 +303,7 @@ class _Writer:
 
 
 def _copies_its_items(value: Call) -> bool:
-    """Say whether an object copies the items of a list or dict when it is made, and so misses those added later."""
+    """Return whether an object copies a list or dict when it is made, and so misses items added later."""
     rebuilt = isinstance(value.func, Global) and value.func.name == "_reconstructor"
     return rebuilt and isinstance(value.args, tuple) and any(isinstance(arg, list | Dict) for arg in value.args)
 
@@ -312,7 +313,7 @@ def _in_batches(items: Sequence[Inert]) -> Iterator[Sequence[Inert]]:
 
 
 _SUBSTITUTED = frozenset({Call, Dict, PersistentId})
-"""Types of nodes that may have another in their place."""
+"""Types of nodes that may be substituted."""
 
 _MARK, _APPENDS, _SETITEMS, _ADDITEMS, _PERSID, _REDUCE, _NEWOBJ, _NEWOBJ_EX, _BUILD = (
     _Step(_Writer._raw, opcode) for opcode in (b"(", b"e", b"u", b"\x90", b"Q", b"R", b"\x81", b"\x92", b"b")
@@ -335,12 +336,12 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
 
 
 def _encode_get(index: int) -> bytes:
-    """Return the opcode that gets what the memo has under a number."""
+    """Return the opcode that gets the value of a memo index."""
     return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
 
 
 def _encode_int(value: int) -> bytes:
-    """Return the shortest opcode for a whole number, as ``pickle`` itself has it."""
+    """Return the shortest opcode for an integer, as ``pickle`` itself writes it."""
     if 0 <= value < 1 << 8:
         return _BYTES[value]
     if 0 <= value < 1 << 16:
@@ -357,16 +358,16 @@ _ENCODERS: Final[dict[type, Callable[[Inert], bytes]]] = {
     int: _encode_int,
     float: lambda value: pack(">cd", b"G", value),
 }
-"""Types that hold nothing else, and are never referred to."""
+"""Types that hold no nodes and are never put into the memo."""
 
 
 def _encode_padding(nbytes: int, index: int, protocol: int) -> Iterator[bytes]:
     """
-    Yield opcodes that change nothing of the value on the stack, or nothing where none have that length.
+    Yield ``nbytes`` bytes of opcodes that do not change the value on the stack; none for a length of 1 or 3.
 
-    The version again has two bytes. To put the value into the memo once more has five, which is faster to read where
-    it is long. torch's own unpickler refuses what takes something from the stack; and memory for a memo up to an index
-    is taken, so they follow ``index``.
+    PROTO again has two bytes. LONG_BINPUT of the value has five, and is faster to read if the padding is long. Opcodes
+    that pop something are refused by torch's own unpickler. Indices start from ``index``, because unpicklers allocate a
+    memo up to the largest one.
     """
     if nbytes < 2 or nbytes == 3:
         return
@@ -387,28 +388,28 @@ _LONG: Final = 1 << 12
 _BYTES: Final = [b"K" + bytes([value]) for value in range(256)]
 _BOOLS: Final[tuple[bytes, bytes]] = (b"\x89", b"\x88")
 _TUPLES: Final = (b")", b"\x85", b"\x86", b"\x87")
-"""The opcode that makes a tuple of so many items on the stack."""
+"""The opcode that makes a tuple of the top 0 to 3 items of the stack, by their number."""
 
 
-# Which nodes stand in a tree more than once: among those that its pickle took from the memo, or doubled. In a long
-# pickle all of these count, for to walk through its tree takes longer than to write a note of each.
+# Nodes that occur in a tree more than once: candidates are those that its pickle got from the memo, or doubled. In a
+# long pickle all candidates count, because walking its tree takes longer than putting each into the memo.
 
 
 _VALUES: Final = frozenset({type(None), bool, int, float, str, Global})
-"""Types that hold nothing else, and that are known by their value."""
+"""Types that hold no nodes and are compared by value."""
 _WINDOW: Final = 1 << 18
 _LONGEST_GET: Final = 12
-"""An opcode that gets from the memo, with an index of ten digits."""
-# At every byte, for it is not known which of them are opcodes: what is wrongly taken for one is sorted out later.
+"""Bytes of an opcode that gets from the memo, with an index of ten digits."""
+# Every byte is tried, as it is not known which are opcodes; a wrong match only adds a candidate.
 _GET_SHORT: Final = re.compile(rb"h(?=(.))", re.DOTALL).findall
 _GET_LONG: Final = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall
 _GET_TEXT: Final = re.compile(rb"g(?=\s*\+?([0-9]{1,10})\s*\n)").findall
 
 
 def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
-    """Return the ids of all nodes that stand in the tree of a pickle more than once; of a long one, of some others."""
+    """Return the ids of all nodes that occur in the tree of a pickle more than once; for a long one, of some more."""
     is_long = pickled.end - pickled.start > _WINDOW
-    indices = set(range(256)) if is_long else set()  # as many as the shortest opcode can get
+    indices = set(range(256)) if is_long else set()  # all that the shortest opcode can get
     for begin in range(pickled.start, pickled.end, _WINDOW):
         data = source.read(begin, min(_WINDOW + _LONGEST_GET, pickled.end - begin))
         if not is_long:
@@ -422,7 +423,7 @@ def shared_nodes(source: Source, pickled: Pickle) -> set[int]:
 
 
 def _met_again(root: Inert, candidates: set[int]) -> set[int]:
-    """Return those of the candidates that stand in a tree more than once; nothing else can."""
+    """Return the candidates that occur in a tree more than once."""
     met: set[int] = set()
     again: set[int] = set()
     todo: list[Inert] = [root] if candidates else []
