@@ -1,7 +1,7 @@
 """
 The formats on disk, a module each, and ``open_checkpoint``, which finds the one that a file is in.
 
-Content decides, never the suffix: each format is shown the same look at the file and takes its own.
+Content decides, never the suffix: each format gets the same ``Probe`` of a file, and recognises its own files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Format(Protocol):
-    """What the module of a format has."""
+    """What the module of a format contains."""
 
     NAME: str
     TRAITS: Traits
 
     def sniff(self, probe: Probe) -> bool:
-        """Say whether the file is in this format."""
+        """Return whether the file is in this format."""
         ...
 
     def read(self, probe: Probe) -> Parsed:
@@ -46,9 +46,9 @@ class Format(Protocol):
 
 _MEMBER_MARK = "::"
 _POINTERS = (".metadata", *filenames.POINTERS)
-"""Names of files that stand for the directory that they are in."""
+"""Names of files that stand for their directory."""
 _LONGEST_POINTER = 512
-"""A line of text is no longer, and no checkpoint shorter."""
+"""Most bytes of such a file, which is a line of text; no checkpoint is shorter."""
 
 
 def formats_in_order() -> Iterator[Format]:
@@ -88,7 +88,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         FileUnavailable: The path is missing, not permitted, or neither a file nor a directory that is a checkpoint.
         NotACheckpoint: The file is something else, which the message names.
         UnknownFormat: No format recognises it.
-        Cancelled: ``limits`` have a cancellation, and it was. No file is open.
+        Cancelled: The cancellation in ``limits`` was triggered. No file is open.
         CkptoolError: A format recognises it, but cannot read the rest.
     """
     path, member = _split_member(origin)
@@ -119,10 +119,10 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
 
 def folder_source(path: str, cancellation: Cancellation | None = None) -> FolderSource:
     """
-    Return a folder as a source: one here, or a prefix of a store.
+    Return a folder as a source: a local one, or a prefix of a store.
 
     Raises:
-        FileUnavailable: It is none, or cannot be read.
+        FileUnavailable: There is no such folder, or it cannot be read.
     """
     if not paths.is_far(path):
         from ckptool.sources.folder import FolderSource  # most are files
@@ -162,7 +162,7 @@ def _read(probe: Probe) -> Parsed:
 
 
 def _read_file(probe: Probe, path: Origin) -> Parsed:
-    """Read a file; if it is one of a set, which its name says, that is noted, or explains why it cannot be read."""
+    """Read a file; if its name shows that it is one of a set, note that, or explain by it why it cannot be read."""
     if not isinstance(path, str):
         return _read(probe)
     from ckptool.formats import slices
@@ -192,10 +192,10 @@ def _not_recognised(probe: Probe) -> UnknownFormat:
 
 
 def member_in(origin: Origin) -> str | None:
-    """Return the member of an archive that a path names behind ``::``; None if it names none."""
+    """Return the member of an archive that a path names after ``::``; None if it names none."""
     try:
         return _split_member(origin)[1]
-    except Failure:  # no address: opening it says why
+    except Failure:  # not a valid address: opening it reports why
         return None
 
 
@@ -218,7 +218,7 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
 
 
 def _is_pointer(path: str) -> bool:
-    """Say whether a file that has the name of a pointer may be one: a line of text, or an index, which is none."""
+    """Return whether a file with such a name may stand for its directory: a line of text, or an index of DCP."""
     if not os.path.isfile(path):
         return False
     if not path.endswith(_POINTERS[0]):
@@ -228,7 +228,7 @@ def _is_pointer(path: str) -> bool:
 
 @contextmanager
 def _naming(path: str | None) -> Iterator[None]:
-    """Give errors of the block the path of the file, one that says that memory is full among them."""
+    """Add the path of the file to errors of the block; MemoryError becomes LimitExceeded."""
     with about(path):
         try:
             yield

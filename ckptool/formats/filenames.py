@@ -1,12 +1,12 @@
 """
-What names of files and folders say, as one table, and which of them could be the checkpoint of a folder.
+What the names of files and folders mean, as one table, and which of them could be the checkpoint of a folder.
 
     model.safetensors.index.json, model-00001-of-00003.safetensors       an index, and its shards
     model.fp16-00001-of-00002.safetensors, …                             shards without an index, of a variant
     pytorch_model.bin                                                    the same weights once more
     optimizer.pt, rng_state_0.pth                                        what trainers put beside weights
 
-Names are hints: what is in the files is looked at later.
+Names are hints: the content of the files is read later.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ OF_PROCESSES: Final = "that processes wrote, one each"
 
 
 class Named(NamedTuple):
-    """A row of the table: what a file or a folder is, whose whole name matches a pattern."""
+    """A row of the table: the meaning of a file or a folder whose whole name matches a pattern."""
 
     pattern: str
     role: str = ""
-    """What it is for; empty for what may be weights."""
+    """Its role; empty for what may be weights."""
     of: str = ""
-    """What it is one file of, in words; empty if a file of this name is whole."""
+    """The set that it is one file of, in words; empty if a file of this name is complete."""
     least: int = 2
-    """How many have to be there to be a set."""
+    """Fewest files that are a set."""
     with_file: str = ""
-    """The file that has to be there, too."""
+    """A file that has to exist, too."""
     key: str = ""
-    """The key that is in each, of files of values."""
+    """A key that each of these files contains, if they hold values."""
     facts: Mapping[str, str] = MappingProxyType({})
-    """Entries of JSON that say most, each with the word before it."""
+    """Entries of JSON to show, each with the word before it."""
 
 
 TABLE: Final = (
@@ -107,41 +107,41 @@ _OF_RANK: Final = re.compile(r"(.*rank-[0-9]{1,5}-part-)(0|[1-9][0-9]{0,4})(\.sa
 _USUAL: Final = re.compile(
     r"((?:diffusion_|open_clip_)?(?:pytorch_)?model|adapter_model|pytorch_lora_weights)(_[0-9]{1,4})?(?:\.([\w-]+))?"
 )
-"""What libraries call weights, without the suffix: a name, a number where there are several models, a variant."""
+"""Usual names of weights, without the suffix: a name, a number where there are several models, a variant."""
 _MOST_SHARDS: Final = 100_000
 _NEMO: Final = ".nemo"
 _FORMATS: Final = (".safetensors", ".bin")
 
 
 class Candidate(NamedTuple):
-    """What could be the checkpoint of a folder."""
+    """A possible checkpoint of a folder."""
 
     name: str
-    """Of the file, the index, the folder, or the first shard that is there."""
+    """Name of the file, the index, the folder, or the first shard that exists."""
     kind: Kind
     files: tuple[str, ...] = ()
-    """The shards of a set, in order; those that are missing, too. Only those that are there, if ``total`` is absurd."""
+    """The shards of a set, in order, with the missing ones; only those that exist, if ``total`` is absurd."""
     total: int = 1
-    """How many shards the set has, as their names say."""
+    """How many shards the set has, by their names."""
 
 
 class Twin(NamedTuple):
-    """Files that hold the weights of a candidate once more."""
+    """Files with the same weights as a candidate."""
 
     name: str
     of: str
     """The name of the candidate."""
     is_variant: bool
-    """Its values are others: of another type, or averaged."""
+    """Whether its values are others: of another type, or averaged."""
 
 
 class Choice(NamedTuple):
-    """What a folder offers. One candidate is the checkpoint; of several, what is in them decides."""
+    """The possible checkpoints of a folder; if there are several, their content decides."""
 
     candidates: tuple[Candidate, ...]
     twins: tuple[Twin, ...] = ()
     strangers: tuple[str, ...] = ()
-    """Files whose names are those of checkpoints, and that are none."""
+    """Files with names of checkpoints that are not checkpoints."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -151,12 +151,12 @@ def named(name: str) -> Named:
 
 
 def role_of(name: str) -> str | None:
-    """Return what a file or folder of this name is for, if that is something that is put beside weights."""
+    """Return the role of a file or folder with this name, if it is something kept beside weights."""
     return named(name).role or None
 
 
 def set_of(name: str, names: Sequence[str]) -> str:
-    """Return what a file is one of, going by the names in its folder; nothing if it is whole, as far as they tell."""
+    """Return the set that a file belongs to, in words, by the names in its folder; empty if they show none."""
     row = named(name)
     count = sum(named(one) is row for one in names)
     if not row.of or count < row.least or (row.with_file and row.with_file not in names):
@@ -193,23 +193,23 @@ def choose(files: Sequence[str]) -> Choice:
 
 
 def has_weights(files: Sequence[str]) -> bool:
-    """Say whether one of the files has a name that is usual for weights."""
+    """Return whether one of the files has a name that is usual for weights."""
     return any(_usual(one) is not None for one in candidates(files))
 
 
 def helpers(files: Sequence[str]) -> Choice:
-    """Return what a folder offers that has no weights: what trainers put beside them."""
+    """Return the candidates of a folder without weights: what trainers put beside them."""
     return Choice(tuple(one for one in candidates(files) if role_of(one.name) is not None))
 
 
 def shard_of(name: str) -> tuple[str, int, int, str] | None:
-    """Return how a name begins, its number, the count of shards, and how it ends; None if it is not that of a shard."""
+    """Return prefix, number, count of shards and ending in the name of a shard; None if it is not one."""
     match = _SHARD.fullmatch(name)
     return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
 
 
 def belongs_to(index: str, name: str) -> bool:
-    """Say whether a shard has the name of one of an index's: ``model.safetensors.index.json`` and ``model-00001-…``."""
+    """Return whether an index could name a shard: ``model.safetensors.index.json`` and ``model-00001-…``."""
     head, shard = _INDEX.fullmatch(index), _SHARD.fullmatch(name)
     if head is None or shard is None:
         return False
@@ -219,13 +219,13 @@ def belongs_to(index: str, name: str) -> bool:
 
 
 def unnamed(shards: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the files of the same sets as the ``shards`` that an index names, by their names and numbers."""
+    """Return the files that are in the same sets as the ``shards`` of an index, and that it does not name."""
     sets = {(one[0], one[2:]) for one in map(shard_of, shards) if one is not None}
     return [name for name in names if name not in shards and (one := shard_of(name)) and (one[0], one[2:]) in sets]
 
 
 def lacking(shards: Collection[str]) -> list[str]:
-    """Return, of each set of the ``shards`` that an index names, the first that it does not name, if it lacks some."""
+    """Return the first missing shard of each set among the ``shards`` of an index that is not complete."""
     return [
         next(
             name for number, name in _set(min(there.values()), range(0 not in there, count + 1)) if number not in there
@@ -236,7 +236,7 @@ def lacking(shards: Collection[str]) -> list[str]:
 
 
 def other_set(index: str, files: Sequence[str]) -> Candidate | None:
-    """Return the one complete set of shards in a folder that could be of an index, if that names none of them."""
+    """Return the one complete set of shards in a folder that fits the name of an index, or None."""
     own = [one for one in files if belongs_to(index, one)]
     found = [one for one in candidates(own) if one.kind == "set" and set(one.files) <= set(own)]
     return found[0] if len(found) == 1 else None
@@ -275,7 +275,7 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
 
 
 def _sets(names: Iterable[str]) -> Iterator[tuple[int, dict[int, str]]]:
-    """Yield how many shards a set has, as their names say, and those among the names, by their numbers."""
+    """Yield the number of shards of each set, by their names, and the given ones by their numbers."""
     sets: dict[tuple[str, int, str], dict[int, str]] = {}
     for name in names:
         if (one := shard_of(name)) is not None and one[1] <= one[2]:
@@ -303,11 +303,11 @@ class _Usual(NamedTuple):
     """Which weights it is, by the name without suffix and variant."""
     variant: str
     rank: int
-    """Which of several formats of the same weights comes first."""
+    """Preference among several formats of the same weights: the least is first."""
 
 
 def _usual(one: Candidate) -> _Usual | None:
-    """Return what the name of a candidate says; None if it is no usual one."""
+    """Return the meaning of the name of a candidate; None if it is not a usual one."""
     name, variant = one.name, ""
     if one.kind == "index":
         match = _INDEX.fullmatch(name)

@@ -1,5 +1,5 @@
 """
-What lies in files that are neither archives nor pickles: arrays of numpy, and bytes that a text has as base64.
+Find pickles in files that are neither archives nor pickles: arrays of numpy, and text with base64 in it.
 
     \\x93NUMPY, version, length, {'descr': '<f4', …}, elements, \\x93NUMPY, …      numpy.save, several times
     {"policy": {":serialized:": "gASV…"}}                                         stable-baselines3
@@ -28,19 +28,19 @@ _HEADER: Final = re.compile(
     rb"\{'descr': (?:(" + _TYPE + rb")|\[((?:" + _PART.pattern + rb"(?:, )?)*)\]), "
     rb"'fortran_order': (?:True|False), 'shape': \(((?:\d{1,18}(?:, ?)?)*)\), *\}\s*"
 )
-"""The header of an array whose elements say by themselves how many bytes they take, in one part or several."""
+"""The header of an array whose element type gives the size in bytes, in one part or several."""
 _OF_CHARACTER: Final = 4
 _BLOCK: Final = 1 << 24
 """Bytes that are searched at a time; a text of more than that is not decoded."""
 _BASE64: Final = re.compile(rb'"([\w+/=\n-]{20,})"').finditer
 _RUN: Final = re.compile(rb"([\w+/-]{20,}(?:(?<=[\w+/-]{60})\r?\n[\w+/-]+)*)").match
-"""In any other text; long lines of it go on in the next."""
+"""Base64 in any other text; long lines of it continue in the next."""
 _IN_RUNS: Final = bytes(re.match(rb"[\w+/-]", bytes([one])) is not None for one in range(256))
 _LEAST_RUN: Final = b"\1" * 20
 _MARKED: Final = re.compile(rb'serialized[^"]{0,8}"\s*:\s*"([^"]*)"').finditer
-"""What stable-baselines3 decodes whatever else is in it: other characters are passed over."""
+"""Text that stable-baselines3 decodes whatever else is in it: it ignores other characters."""
 _UNSURE: Final = re.compile(rb'serialized[^"]{0,8}"(?!\s{0,99}:\s{0,99}[\d\-tfn\[{])').search
-"""The same where a part of it may lie in what is read next: not a key of numbers, as a vocabulary has it."""
+"""The same where a part may be in the next block; not a key with a number, as a vocabulary has it."""
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _PRINTABLE: Final = re.compile(rb"\\u00[2-7][0-9A-Fa-f]").finditer
 _NUMBERED: Final = re.compile(rb"\\u[0-9A-Fa-f]{4}").sub
@@ -50,8 +50,8 @@ _OTHERS: Final = bytes(one for one in range(256) if one not in b64encode(bytes(r
 
 def array_at(source: Source, at: int) -> tuple[int, int | None] | None:
     """
-    Return where the elements begin of the array that stands at a place in a file of numpy, and how many bytes they
-    have: None if they may be objects, for which a pickle stands. Nothing if no array stands there.
+    Return the offset of the elements of a numpy array that begins at ``at``, and their size in bytes, which is None if
+    they may be objects, which are a pickle. Return None if no array begins there.
     """
     head = source.read(at, min(_SHORTEST, source.nbytes - at))
     if not head.startswith(NUMPY) or len(head) < _SHORTEST:
@@ -77,21 +77,21 @@ def _product(shape: bytes) -> int:
 
 
 def is_json(head: bytes) -> bool:
-    """Say whether a file that begins so may be JSON."""
+    """Return whether a file that begins so may be JSON."""
     return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[")
 
 
 def is_text(head: bytes) -> bool:
-    """Say whether a file that begins so may be text, of one byte for each plain character."""
+    """Return whether a file that begins so may be text, with one byte for each plain character."""
     return _CONTROL.search(head) is None
 
 
 def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int, bytes]]:
     """
-    Yield what the texts in JSON, or in any text, are that are base64 and may be pickles, each with its place.
+    Yield the base64 texts in JSON, or in any text, that may be pickles: the offset of each, and the decoded bytes.
 
     Raises:
-        LimitExceeded: One is longer than is decoded.
+        LimitExceeded: A text is longer than what is decoded.
     """
     at = 0
     while at < source.nbytes:
@@ -113,7 +113,7 @@ def base64_texts(source: Source, *, is_json: bool = True) -> Iterator[tuple[int,
 
 
 def _runs(block: bytes) -> Iterator[re.Match[bytes]]:
-    """Yield the runs of characters of base64: those of 20 and more are found far faster than they are matched."""
+    """Yield the runs of characters of base64; finding those of 20 and more is far faster than matching them."""
     marks, at = block.translate(_IN_RUNS), 0
     while (at := marks.find(_LEAST_RUN, at)) >= 0 and (found := _RUN(block, at)):
         yield found
@@ -122,9 +122,9 @@ def _runs(block: bytes) -> Iterator[re.Match[bytes]]:
 
 def _unescaped(block: bytes) -> bytes:
     """
-    Return JSON with the characters that its escapes stand for; zeros, where that would end a text.
+    Return JSON with escapes replaced by their characters, or by zeros where these would end a text.
 
-    It is as long as it was, but where characters are given by their numbers.
+    The length stays the same, except where characters are given by their numbers.
     """
     found = block.replace(b"\\\\", b"\0\0").replace(b"\\/", b"\n/")
     for escape in b'"tbfnr':

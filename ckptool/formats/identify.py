@@ -1,9 +1,9 @@
 """
-Names what a file is when no format accepts it, from its first bytes; imported only then.
+Name what a file is when no format accepts it, by its first bytes; imported only then.
 
 A kind that begins with bytes of its own is a row of ``_ROWS``, a zip with a telling member one of ``_IN_ZIPS``, a kind
 of text one of ``_TEXTS``. A row has a function beside it only where the bytes alone would raise false alarms, or where
-a number behind them is worth telling. No row may fit the start of a pickle, a zip, a tar, or a safetensors header.
+a number after them is worth showing. No row may fit the start of a pickle, a zip, a tar, or a safetensors header.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Foreign = NotACheckpoint | TruncatedFile | UnsupportedFeature
 
 def name_foreign(source: Source) -> Foreign | None:
     """
-    Say what a file is that no checkpoint format accepts, or return None if nothing here knows it.
+    Return the error that names a file that no format accepts, or None if nothing here knows it.
 
-    The error is returned for the caller to raise; nothing is raised but what ``source.read`` raises. Reads
-    64 KiB from the start and 8 bytes from the end; 16 MiB of JSON, as an index of shards can be that long.
+    The caller raises it; nothing is raised but what ``source.read`` raises. Reads 64 KiB from the start and 8 bytes
+    from the end; 16 MiB of JSON, as an index of shards can be that long.
     """
     head = Head.of(source)
     if not head.data.strip(b"\0"):
@@ -65,10 +65,10 @@ class Head:
 
     source: Source
     nbytes: int
-    """Of the whole file."""
+    """Size of the whole file in bytes."""
     data: bytes
     text: str | None
-    """``data`` as text without a byte order mark, None if it is none."""
+    """``data`` as text without a byte order mark; None if it is not text."""
 
     @classmethod
     def of(cls, source: Source) -> Head:
@@ -87,7 +87,7 @@ class Head:
         return counted(self.nbytes, "byte")
 
     def has(self, mark: bytes, offset: int) -> bool:
-        """Say whether the mark stands at the offset, which counts from the end if it is negative."""
+        """Return whether the mark is at the offset, which counts from the end if it is negative."""
         if offset >= 0:
             return self.data.startswith(mark, offset)
         return -offset <= self.nbytes and self.source.read(self.nbytes + offset, len(mark)) == mark
@@ -129,7 +129,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 _TENSORFLOW_OP = re.compile(rb"[\n\x12](?:\x05Const|\x04NoOp|\x0bVarHandleOp)|\x12\x0bPlaceholder")
-"""The length and name of an operation that next to every graph has."""
+"""The length and name of an operation that nearly every graph has."""
 _MSGPACK_MAP = re.compile(rb"(?:[\x81-\x8f]|\xde..|\xdf....)[\xa1-\xbf][ -~]", re.DOTALL)
 _MINDSPORE_TYPE = re.compile(rb"(?:B?Float|U?Int|Bool|Complex|String)[0-9]*")
 _FLAX_ARRAY = re.compile(rb"(?:\xc7.|\xc8..|\xc9....)\x01\x93[\x90-\x9f]", re.DOTALL)
@@ -179,7 +179,7 @@ def name_binary(head: Head) -> NotACheckpoint | None:
 class _Field(NamedTuple):
     number: int
     value: int
-    """Of a number; -1 for bytes."""
+    """The value of a number; -1 for bytes."""
     start: int
     stop: int
 
@@ -229,7 +229,7 @@ def _fields(data: bytes) -> Iterator[_Field]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number and where it ends; -1 where it does not."""
+    """Return the number and the offset after it; -1 if it has no end."""
     value = 0
     for shift, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << (7 * shift)
@@ -260,7 +260,7 @@ class _Row(NamedTuple):
 
 
 def name_by_magic(head: Head) -> NotACheckpoint | UnsupportedFeature | None:
-    """Return what the first row that fits says."""
+    """Return the error of the first row that fits."""
     for row in _ROWS:
         phrase = row.phrase(head)
         if phrase is not None:
@@ -347,7 +347,7 @@ _ROWS = (
 
 def name_foreign_zip(names: Sequence[str]) -> NotACheckpoint | None:
     """
-    Say what a zip is from the names of its members, or return None if they are laid out as torch does.
+    Return the error that names a zip by its members, or None if they are laid out as torch does.
 
     A zip of no particular kind is an ``archive``, and the hint names the members that look like weights.
     """
@@ -398,7 +398,7 @@ _KINDS = (
 
 
 def name_json(head: Head, text: str) -> NotACheckpoint | None:
-    """Name an object, whole or cut short, or a whole list."""
+    """Name JSON: an object, complete or cut off, or a complete list."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     value = _parsed(text)
@@ -504,7 +504,7 @@ def name_markup(head: Head, text: str) -> NotACheckpoint | None:
 
 
 def _element(text: str, name: str) -> str:
-    """Return what the first element of this name holds, unescaped; empty if there is none."""
+    """Return the text in the first element of this name, unescaped; empty if there is none."""
     match = re.search(f"<{name}(?:\\s[^>]{{0,200}})?>", text, re.IGNORECASE)
     if not match:
         return ""
@@ -513,7 +513,7 @@ def _element(text: str, name: str) -> str:
 
 
 def name_text(head: Head, text: str) -> NotACheckpoint | None:
-    """Name any text but a pickle, at least by its first line."""
+    """Name any text except a pickle, at least by its first line."""
     if _PICKLED.match(text):
         return None
     if text.startswith("version https://git-lfs.github.com/"):

@@ -1,4 +1,4 @@
-"""What small files of JSON beside a checkpoint say of it: how it is quantised, and which model an adapter is for."""
+"""Read small files of JSON beside a checkpoint: how it is quantised, and which model an adapter is for."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ckptool.tensors.tensor import TensorInfo
 
 _JSON_NBYTES: Final = 4 << 20
 _WORDS: Final = 80
-"""Characters of one fact that a file says."""
+"""Most characters of one fact that is shown."""
 _LISTED: Final = 8
-"""Files beside a checkpoint that are looked into."""
+"""Most files beside a checkpoint that are read."""
 QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "config.json": ("quantization_config", "compression_config", "quantization"),
     "hf_quant_config.json": ("quantization",),
@@ -38,20 +38,20 @@ QUANTIZED: Final[Mapping[str, tuple[str, ...]]] = {
     "quantization_config.json": (),
     "quant_config.json": (),
 }
-"""Files that say how weights are quantised, and under which keys; without any, they say nothing else."""
+"""Files that describe how weights are quantised, and under which keys; those without keys describe nothing else."""
 _PLAIN: Final = re.compile(r"[\w.]{1,80}")
 """The name of a module, and no pattern."""
 _MOST_PATTERNS: Final = 256
-"""Modules with a rank of their own; more are not compared."""
+"""Most modules with a rank of their own; more are not compared."""
 HEADS: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer|output)\.weight")
 EMBEDDINGS: Final = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|shared|tok_embeddings)\.weight")
-"""How the weights of output layers and of embeddings are called, which many models tie to each other."""
+"""Names of the weights of output layers and of embeddings, which many models tie to each other."""
 _EITHER: Final = ("classifier", "score")
 """The heads of classifiers, both of which peft announces: a model has one of them."""
 
 
 def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
-    """Yield what an adapter lacks that the settings beside it announce."""
+    """Yield remarks on what the settings beside an adapter announce, and it lacks."""
     kind, names = settings.get("peft_type"), parsed.contents.tensors
     if not isinstance(kind, str):
         return
@@ -77,7 +77,7 @@ def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[R
 
 
 def _unlike_rank(settings: Mapping[str, object], names: Mapping[str, TensorInfo]) -> Iterator[str]:
-    """Yield which ranks the pairs have where the settings say others, for all or by the ends of modules' names."""
+    """Yield the ranks that pairs have where the settings give others, for all or by the ends of modules' names."""
     rank, patterns = settings.get("r"), settings.get("rank_pattern") or {}
     listed = list(patterns.items()) if isinstance(patterns, Mapping) else []
     is_plain = all(_PLAIN.fullmatch(end) and isinstance(own, int) for end, own in listed[:_MOST_PATTERNS])
@@ -96,7 +96,7 @@ def _unlike_rank(settings: Mapping[str, object], names: Mapping[str, TensorInfo]
 
 
 def _without_magnitudes(settings: Mapping[str, object], names: Collection[str]) -> Iterator[str]:
-    """Yield that all magnitudes of DoRA are missing, or are there without a word; ``halves_alone`` knows of some."""
+    """Yield a fact if all magnitudes of DoRA are missing, or are there without the setting."""
     magnitudes = sum("lora_magnitude_vector" in name for name in names)
     if settings.get("use_dora") is True and not magnitudes:
         yield f"no tensor is a magnitude, and {ADAPTER!r} says that it is DoRA (use_dora)"
@@ -105,7 +105,7 @@ def _without_magnitudes(settings: Mapping[str, object], names: Collection[str]) 
 
 
 def _without_layers(settings: Mapping[str, object], names: Iterable[str]) -> Iterator[str]:
-    """Yield which of the layers that the settings list have no tensor."""
+    """Yield a fact on the layers in the settings that have no tensor."""
     said = settings.get("layers_to_transform")
     listed = said if isinstance(said, list) else [said]
     numbers = {part for name in names for part in name.split(".") if part.isdecimal()}
@@ -115,7 +115,7 @@ def _without_layers(settings: Mapping[str, object], names: Iterable[str]) -> Ite
 
 
 def _modules(settings: Mapping[str, object], key: str) -> list[str]:
-    """Return the modules that settings list by name; none if one of them is a pattern."""
+    """Return the modules that settings list by name; empty if one of them is a pattern."""
     listed = settings.get(key)
     if not isinstance(listed, list) or not all(isinstance(one, str) and _PLAIN.fullmatch(one) for one in listed):
         return []
@@ -123,7 +123,7 @@ def _modules(settings: Mapping[str, object], key: str) -> list[str]:
 
 
 def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
-    """Return the JSON object in a small file; an empty one if it is none, or cannot be read."""
+    """Return the JSON object in a small file; an empty one if it is not an object, or cannot be read."""
     with suppress(Failure):
         return _object(folder.content(name, _JSON_NBYTES), name, folder.cancellation)
     return {}
@@ -134,13 +134,13 @@ def _object(data: bytes, name: str, cancellation: Cancellation | None = None) ->
 
 
 def base_model(path: str, source: Source) -> str | None:
-    """Return the model that an adapter in a folder, or a file in it, is for, as the configuration there says."""
+    """Return the model that an adapter in a folder, or a file in it, is for, by the configuration there."""
     found = object_beside(path, source, ADAPTER).get("base_model_name_or_path")
     return found[:_WORDS] if isinstance(found, str) and found else None
 
 
 def ties_embedding(checkpoint: Checkpoint) -> object:
-    """Return whether config.json beside a checkpoint ties its output layer to the embedding; None if it is silent."""
+    """Return whether config.json beside a checkpoint ties output layer and embedding; None if it does not say."""
     settings = object_beside(checkpoint.path, checkpoint.source, "config.json")
     both = [one for one in (settings, settings.get("text_config")) if isinstance(one, dict)]
     return next((one["tie_word_embeddings"] for one in both if "tie_word_embeddings" in one), None)
@@ -148,7 +148,7 @@ def ties_embedding(checkpoint: Checkpoint) -> object:
 
 @once
 def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
-    """Return what is quantised, beside optimizers; None if nothing is. Reads no values of what is far away."""
+    """Return what is quantised, except in optimizers; None if nothing is. Reads no values of remote checkpoints."""
     return quantization_among(checkpoint, () if is_far(checkpoint.path) else checkpoint.tensors.keys())
 
 
@@ -176,7 +176,7 @@ def quantization_among(checkpoint: Checkpoint, taken: Collection[str]) -> Quanti
 
 
 def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
-    """Return the numbers in small files of JSON, and in checkpoints, that lie beside one, by the names of the files."""
+    """Return the numbers in small files of JSON, and in checkpoints, beside a checkpoint, by the names of the files."""
     from ckptool.formats import open_checkpoint
 
     if is_far(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
@@ -199,7 +199,7 @@ def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
 
 
 def _in_text(text: str) -> object:
-    """Return the JSON object that the text of a safetensors file is, or the text."""
+    """Return the JSON object in the metadata of a safetensors file, or the text if it is not one."""
     with suppress(Failure):
         return _object(text.encode(), "a text") if text.startswith("{") else text
     return text

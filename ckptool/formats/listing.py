@@ -1,4 +1,4 @@
-"""Which checkpoints paths stand for: files, patterns that no shell expanded, folders of many."""
+"""Find the checkpoints that paths stand for: files, patterns that no shell expanded, folders of many."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class Target(NamedTuple):
 
     path: str
     is_meant: bool = True
-    """It was named, or its own name says that it is a checkpoint. That another file is none is not worth a word."""
+    """Whether it was named, or has the name of a checkpoint; that another file is not one is not reported."""
     known: str | None = None
-    """The version of which something is known already, where only its server knows whether that is the one there."""
+    """The version that results are already known for, if only its server knows whether it is the current one."""
 
     @property
     def shown(self) -> str:
-        """What to call it, without what is secret in an address."""
+        """The path to show, without secrets in an address."""
         return shown_path(self.path)
 
     def passes_over(self, error: CkptoolError) -> bool:
-        """Say whether an error only means that a file among many is something else."""
+        """Return whether an error only means that a file among many is something else."""
         return not self.is_meant and means_other(type(error).__name__, error.kind)
 
 
 def means_other(error: str | None, kind: str) -> bool:
-    """Say whether an error of this class and kind means that a file with any name is no checkpoint."""
+    """Return whether an error of this class and kind means that a file is not a checkpoint."""
     return error in ("NotACheckpoint", "UnknownFormat") or kind == "empty"
 
 
 def targets(paths: Sequence[str], *, recursive: bool = False, passed: list[str] | None = None) -> list[Target]:
     """
-    Return what the paths stand for, in their order. What a folder stands for comes but once.
+    Return what the paths stand for, in their order; the checkpoints of a folder come only once.
 
-    What is not there and has ``*``, ``?`` or ``[`` in it is a pattern; ``**`` is folders at any depth. With
-    ``recursive``, a folder stands for every checkpoint in it and below; folders that are not looked into are
+    A path that does not exist and contains ``*``, ``?`` or ``[`` is a pattern; ``**`` is folders at any depth. With
+    ``recursive``, a folder stands for every checkpoint in it and below; folders that are not searched are added to
     ``passed``.
     """
     found: list[Target] = []
@@ -60,23 +60,23 @@ def targets(paths: Sequence[str], *, recursive: bool = False, passed: list[str] 
 
 
 class Listing:
-    """What paths stand for and, of folders, every checkpoint in them and below, each once, found when asked for."""
+    """What paths stand for and, of folders, every checkpoint in them and below, each once, found when requested."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._far: Remote | None = None
-        """How addresses are reached that were found beside others."""
+        """How to reach addresses that were found beside others."""
         self._targets = self._each(one for path in paths for one in matches(path))
         self._beside: list[str] = []
         self.passed: list[str] = []
-        """Folders that were not looked into."""
+        """Folders that were not searched."""
         self._seen: set[int] = set()
 
     def add(self, paths: Iterable[str]) -> None:
-        """List these, too: what was found beside a checkpoint when it was opened."""
+        """Add paths to the list: what was found beside a checkpoint when it was opened."""
         self._beside += paths
 
     def next(self) -> Target | None:
-        """Return the next; None if there is none now."""
+        """Return the next target; None if there is none now."""
         while True:
             target = next(self._targets, None)
             if target is None and self._beside:
@@ -105,18 +105,18 @@ class Listing:
             self._far = address
         try:
             yield from map(Target, checkpoints_at(self._far.elsewhere(address) if self._far else Remote(address)))
-        except Failure:  # opening it says why
+        except Failure:  # opening it reports why
             yield Target(address)
 
 
 def refuse_others(passed: int, paths: Iterable[str]) -> None:
-    """Raise NotACheckpoint for so many files of which none is a checkpoint."""
+    """Raise NotACheckpoint for ``passed`` files of which none is a checkpoint."""
     fact = f"no checkpoint among {counted(passed, 'file')}"
     raise NotACheckpoint(fact, kind="no-checkpoint", path=", ".join(map(shown_path, paths)))
 
 
 def matches(path: str) -> list[str]:
-    """Return the paths that a pattern matches, sorted; a path that is none, or that nothing matches, as it is."""
+    """Return the paths that a pattern matches, sorted; the path itself if it is not a pattern, or nothing matches."""
     if "://" in path or _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
         return [path]
     from glob import glob  # shells do this, mostly

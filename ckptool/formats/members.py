@@ -1,4 +1,4 @@
-"""Files that are one checkpoint together, and checkpoints inside an archive or a folder of several."""
+"""Combine files that are one checkpoint, and list checkpoints inside an archive or a folder of several."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckptool.sources.source import Source
 
 
 def shard(name: str, parsed: Parsed) -> Shard:
-    """Return a file as one of those that hold the tensors of a checkpoint."""
+    """Return a file as one of the shards of a checkpoint."""
     return Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source)
 
 
 def with_files(whole: Parsed, files: Sequence[tuple[str, Parsed]], kind: str = "") -> Parsed:
-    """Return a checkpoint with its files, and what each has beside tensors; messages name it as one of a ``kind``."""
+    """Return a checkpoint with its files, their notes, streams and archives; messages call each file a ``kind``."""
     return whole._replace(
         notes=(*whole.notes, *(f"{kind}{name!r}: {note}" for name, one in files for note in one.notes)),
         damage=next((f"{kind}{name!r}: {one.damage}" for name, one in files if one.damage), None),
@@ -28,7 +28,7 @@ def with_files(whole: Parsed, files: Sequence[tuple[str, Parsed]], kind: str = "
 
 
 def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
-    """Return a checkpoint as this member of an archive: the names of members that it knows begin with its own."""
+    """Return a checkpoint as a member of an archive: the names of its own members get this prefix."""
     return parsed._replace(
         member=name if parsed.member is None else f"{name}::{parsed.member}",
         archives=(*((archive,) if archive is not None else ()), *parsed.archives),
@@ -39,14 +39,14 @@ def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
 
 
 def member(name: str, found: Parsed, nbytes: int | None = None) -> Member:
-    """Return what is listed of a checkpoint in an archive, or a folder; of a file there, the size is known."""
+    """Return the listing of a checkpoint in an archive or a folder; ``nbytes`` is its size there, if known."""
     return Member(name, found.format, found.form, found.number, found.file_nbytes if nbytes is None else nbytes)
 
 
 def listed(
     source: Source, layout: str, members: Sequence[Member], inside: Mapping[str, Parsed], archive: Archive | None = None
 ) -> Parsed:
-    """Return several checkpoints of which none is meant: all that can be opened are ``inside``."""
+    """Return several checkpoints of which none is chosen: ``inside`` are all that can be opened."""
     return Parsed(
         source,
         layout,
@@ -64,7 +64,7 @@ def holds_tensors(parsed: Parsed) -> bool:
 
 
 def with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
-    """Return those that hold the weights of a model."""
+    """Return those that hold the weights of a model; empty if there is only one to choose from."""
     if len(holding) < 2:  # nothing to tell apart
         return {}
     return {

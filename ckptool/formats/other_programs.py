@@ -1,8 +1,7 @@
 """
-Programs for loaders of other kinds, beside checkpoints and in archives: of Keras, TensorFlow, TorchServe and MLflow,
-settings with tags, and source that settings name.
+Programs for other loaders, beside checkpoints and in archives: Keras, TensorFlow, TorchServe, MLflow, settings.
 
-They are told by their first bytes, by a word in their text or by their names. Nothing of them is parsed.
+They are recognised by their first bytes, words in their text, or their names. Nothing of them is parsed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ckptool.pickles.dangerous_names import SETTINGS, SOURCE
 from ckptool.sources.source import Source
 
 Known: TypeAlias = tuple[str, str, str | None]
-"""A file, what its loader runs, and why; or what it is, and None, where that is not looked into."""
+"""A file, what its loader runs, and why; or what the file is, and None, if it is not inspected."""
 
 _BLOCK: Final = 1 << 20
 _MOST_SEARCHED: Final = 1 << 30
@@ -25,10 +24,10 @@ _MOST_READ: Final = 4 << 20
 _LONGEST: Final = 200
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"
 _HDF5_AT: Final = (0, 512, 1024, 2048, 4096, 8192)
-"""A block of the user's, of such a size, may stand in front."""
+"""Offsets of the signature: a user block of such a size may precede it."""
 _OF_HDF5: Final = (".h5", ".hdf5", ".hdf", ".keras")
 _OF_KERAS: Final = b"model_config"
-"""The attribute of a whole model, which files of weights alone have not."""
+"""The attribute of a whole model, which files of weights alone lack."""
 _KERAS: Final = "a Keras model, whose loader may run code in it"
 _TAGS: Final = "settings with tags that a loader may call"
 _TAG: Final = re.compile(
@@ -41,7 +40,7 @@ _TARGET: Final = re.compile(rb"(?<!\w)_target_[\"']?\s*:")
 _NUMBERED: Final = re.compile(rb"\\(?:x|u00)([0-7][0-9A-Fa-f])")
 """A character of a string in YAML or JSON by its number."""
 NEMO: Final = "model_config.yaml"
-"""What NeMo makes a model of; what it calls is known: see ``programs.of_settings``."""
+"""The settings from which NeMo makes a model; for what they call, see ``programs.of_settings``."""
 _SETTINGS: Final = (".yaml", ".yml", ".json")
 _SQLITE: Final = b"SQLite format 3\0"
 _COMMENT: Final = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
@@ -56,7 +55,7 @@ _PY: Final = ".py"
 
 def in_content(name: str, source: Source) -> str | None:
     """
-    Return what a file is in which a loader may run code, and that is not looked into; None for all others.
+    Return what a file is if a loader may run code in it, and it is not inspected; None for all others.
 
     ``name`` may be a path, also in an archive.
     """
@@ -85,7 +84,7 @@ def in_content(name: str, source: Source) -> str | None:
 
 
 def _names_targets(source: Source) -> bool:
-    """Say whether settings have a key ``_target_``, by which Hydra calls things, as far as they are searched."""
+    """Return whether settings have a key ``_target_``, by which Hydra calls functions, as far as they are searched."""
     for at in range(0, min(source.nbytes, _MOST_SEARCHED), _BLOCK):
         text = source.read(at, min(_BLOCK + _LONGEST, source.nbytes - at)).replace(b"\0", b"")  # of UTF-16
         text = _NUMBERED.sub(lambda one: bytes([int(one[1], 16)]), text) if b"\\" in text else text
@@ -96,9 +95,9 @@ def _names_targets(source: Source) -> bool:
 
 def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[Known]:
     """
-    Yield the files that a loader runs code for because of their names, or what settings name.
+    Yield the files for which a loader runs code because of their names, or of names in settings.
 
-    ``head`` returns so many bytes that a file begins with, or raises a ``Failure``.
+    ``head`` returns the first bytes of a file, as many as requested, or raises a ``Failure``.
     """
     scripts = {name.removesuffix(_PY).removesuffix("/__init__") for name in names if name.endswith(_PY)}
     for name in names:
@@ -114,7 +113,7 @@ def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator
             try:
                 data = head(name, _MOST_READ + 1)
             except Failure:
-                continue  # that it cannot be read is said elsewhere
+                continue  # an error of reading is reported elsewhere
             if len(data) > _MOST_READ:
                 yield name, f"settings of more than {_MOST_READ:,} bytes", None
             text = _ESCAPE.sub(lambda one: chr(int(one[1], 16)), str(data, "utf-8", "replace"))

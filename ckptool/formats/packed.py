@@ -44,20 +44,20 @@ _KNOWN_OF = (
         "Where its code may run, load it with torch.jit.load() of PyTorch 1.6, and save its state_dict().",
     ),
 )
-"""Members by which torch's own archives are known that no format here reads."""
+"""Members that mark torch's own archives which no format here reads."""
 _INDEX = ".metadata"
 _ITEMS = ".distcp"
 _OF_AGENTS = "pytorch_variables"
-"""Where stable-baselines3 keeps single numbers that an agent learns, such as the coefficient of its entropy."""
+"""The file of stable-baselines3 for single numbers that an agent learns, such as the coefficient of its entropy."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a compressed file, a zip or a tar; formats that are zips or tars themselves come before."""
+    """Return whether this is a compressed file, a zip or a tar; formats that are zips or tars themselves come first."""
     return probe.compression is not None or probe.zip is not None or probe.tar is not None
 
 
 def read(probe: Probe) -> Parsed:
-    """Open the one checkpoint inside, or list those that are there."""
+    """Open the one checkpoint inside, or list those that there are."""
     kind = probe.compression
     if kind is not None:
         content, end = _unpacked(probe, kind)
@@ -66,7 +66,7 @@ def read(probe: Probe) -> Parsed:
             raise NotACheckpoint(fact, kind=f"{kind.name}-empty", hint="Pack or download it again.")
         parsed = probe.read_inner(content)
         behind = Stream("", probe.source, end, end, (), rest=end if end < probe.source.nbytes else None)
-        unpacked = Stream("", content, content.nbytes, content.nbytes, ())  # for who reads it as something else
+        unpacked = Stream("", content, content.nbytes, content.nbytes, ())  # for readers of other formats
         return parsed._replace(streams=(*parsed.streams, unpacked, behind))
     archive = probe.zip or probe.tar
     if archive is None:
@@ -99,12 +99,12 @@ def read_member(probe: Probe, name: str) -> Parsed:
 
 
 def _as_part(probe: Probe, archive: Archive, name: str, parsed: Parsed) -> Parsed:
-    """Return a member with the set that it is one of, going by its name and by what is in the others."""
+    """Return a member with the set that it belongs to, by its name and the content of the others."""
     return slices.as_part(parsed, name, "", list(archive), lambda other: probe.read_inner(archive.open(other)))
 
 
 def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
-    """Open the value of a pickle that is a file itself, by its path; after it may come the path of one in that."""
+    """Open the value of a pickle that is a file itself, by its path; the path of a value in that may follow."""
     from ckptool.checkpoints.embedded import find_embedded
 
     try:
@@ -161,7 +161,7 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
 
 
 def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
-    """Return the member that would be the weights if all stood in one file, under their names there."""
+    """Return the member that would be the weights if all were in one file, under their names."""
     stems = {name: name.rpartition("/")[2].partition(".")[0] for name in weights}
     names = [name for name in weights if stems[name] != _OF_AGENTS]
     roles: list[tuple[str, Role]] = [(stems[name], "model") for name in names]
@@ -217,7 +217,7 @@ def _open_members(
 
 
 def _unopened(failures: dict[str, CkptoolError], archive: Archive) -> tuple[tuple[str, str], ...]:
-    """Return the members that should have been checkpoints, going by name or content, and why they are not there."""
+    """Return the members that should be checkpoints, by name or content, and why they could not be opened."""
     return tuple(
         (name, error.message)
         for name, error in failures.items()

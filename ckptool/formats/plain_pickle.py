@@ -36,7 +36,7 @@ _FIRST_OPCODES = frozenset(bytes([op]) for op in b"(]})cldVSTUXILFNKMJGBC\x88\x8
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a pickle of protocol 2 to 5, or of protocol 0 or 1 with nothing after it."""
+    """Return whether this is a pickle of protocol 2 to 5, or of protocol 0 or 1 with nothing after it."""
     head = probe.head
     if len(head) > 2 and head[0] == 0x80:
         return head[1] <= 5
@@ -50,7 +50,7 @@ def sniff(probe: Probe) -> bool:
 
 
 def read(probe: Probe) -> Parsed:
-    """Read a plain pickle. Its tensors lie inside it, so it is read whole."""
+    """Read a plain pickle. Its tensors are inside it, so all of it is read."""
     pickled = read_pickle(probe.source, on_build=take_elements)
     if torch_legacy.has_computed_magic(probe.source, pickled):
         return torch_legacy.read(probe)

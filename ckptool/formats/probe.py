@@ -1,4 +1,4 @@
-"""One look at a source for every format to judge by: its first bytes, and its member table where it is an archive."""
+"""What every format checks in a source: its first bytes, and its members where it is an archive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DEPTH = 4
 
 class Probe:
     """
-    What formats need to recognise their own, read at most once, however many formats ask.
+    What formats need to recognise their own files, read at most once, however many formats use it.
 
     ``read_inner`` opens what is packed inside: a nested stream, a member, the content of a gzip file.
     """
@@ -40,7 +40,7 @@ class Probe:
         self.limits = limits
         self._read_inner = read_inner
         self.depth = depth
-        """How often something was opened inside, or beside, what was opened first."""
+        """How many sources this one is nested in."""
 
     @cached_property
     def head(self) -> bytes:
@@ -71,7 +71,7 @@ class Probe:
         return self._read_inner(self)
 
     def beside(self, source: Source) -> Probe:
-        """Return the probe for a file that lies beside this one, or in this folder."""
+        """Return the probe for a file beside this one, or in this folder."""
         return Probe(source, self.limits, self._read_inner, depth=self.depth)
 
     def inner(self, source: Source) -> Probe:

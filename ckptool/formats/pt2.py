@@ -37,18 +37,18 @@ _CLASS = "torch.export.ExportedProgram"
 _WEIGHTS = ("weights", "_weights_config.json")
 _CONSTANTS = ("constants", "_constants_config.json")
 _OBJECTS = ("/custom_obj_", "/opaque_obj_")
-"""What the names of constants begin with that are pickles of something else than a tensor; folders may follow."""
+"""Beginnings of the names of constants that are pickles of other objects than tensors; folders may follow."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether a zip is an exported program."""
+    """Return whether a zip is an exported program."""
     if probe.zip is None:
         return False
     return _old_folder(probe.zip) is not None or _new_folder(probe.zip) is not None
 
 
 def read(probe: Probe) -> Parsed:
-    """Read the index of an exported program; its graph is not looked at."""
+    """Read the index of an exported program; its graph is not inspected."""
     archive = probe.zip
     assert archive is not None  # sniff saw it
     contents, constants, pickled = Contents(), dict[str, TensorInfo](), set[str]()
@@ -84,7 +84,7 @@ def read(probe: Probe) -> Parsed:
 
 
 def _is_pickled(record: Record) -> bool:
-    """Say whether a member is pickled, going by its name; those that were read as tensors are left out."""
+    """Return whether a member is pickled, by its name; those that were read as tensors are left out."""
     name = record.name.rpartition("/")[2]
     return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or any(
         one in record.name for one in _OBJECTS
@@ -107,7 +107,7 @@ def _read_configs(
     probe: Probe, archive: Archive, folder: str | None, kind: str, suffix: str, pickled: set[str]
 ) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
     """
-    Yield the tensors of each program in the archive, with its name; that of the only one is left out.
+    Yield the name of each program in the archive, which is empty for a single one, and its tensors.
 
     The records that are pickled are added to ``pickled``.
     """
@@ -172,7 +172,7 @@ def _tensor(
 
 
 def stored(archive: Archive, name: str, key: str, device: str, storages: dict[str, StorageRef]) -> StorageRef:
-    """Return the storage that a member is; ``storages`` are those that were asked for, as tied tensors share one."""
+    """Return the storage that is this member; ``storages`` are those returned before, as tied tensors share one."""
     record = archive[name]
     new = StorageRef(key, device, record.nbytes, archive.content(name), 0, crc32=record.crc32 or 0)
     return storages.setdefault(name, new)
@@ -195,7 +195,7 @@ def _device(value: object) -> str:
 
 
 def _read_old(probe: Probe, archive: Archive, contents: Contents, constants: dict[str, TensorInfo]) -> list[Parsed]:
-    """Return the checkpoints that the weights and the constants are in an archive of before 2.8."""
+    """Add the tensors of an archive from before 2.8; return the checkpoints that its weights and constants are."""
     inner = {}
     for which in ("state_dict", "constants"):
         for suffix in (".pt", ".json"):

@@ -60,25 +60,25 @@ RESERVED = frozenset({"format", ORDER_KEY, MODULES_KEY})
 """Keys of ``__metadata__`` that are never names of tensors."""
 
 OF_PIECES = "DCP_SHARDING_INFO"
-"""The text in which DCP says where the pieces begin that are in a file."""
+"""Metadata in which DCP gives the offsets of the pieces in a file."""
 ABOUT_PIECES = (OF_PIECES, "DCP_VERSION")
-"""Texts that are said of the pieces in one file, and not of the whole tensors."""
+"""Metadata about the pieces in one file, and not about the whole tensors."""
 _SPACE = b" \t\n\r"
 _FIELDS = ("dtype", "shape", "data_offsets")
 _BLOCK_NBYTES = 1 << 16
 _Layout: TypeAlias = tuple[dtypes.DType, tuple[int, ...], tuple[int, ...], int]
-"""What all tensors of one type and one shape have in common: these, the stride, and the size in bytes."""
+"""What all tensors of one type and one shape share: these, the stride, and the size in bytes."""
 _MAX_DEPTH = 125
-"""Of fields that nobody knows: the reference library's parser follows 127 levels, two of which are around them."""
+"""Levels of unknown fields: the reference library's parser follows 127 levels, two of which contain these."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether the file begins with a plausible length and an opening brace, maybe after white space."""
+    """Return whether the file begins with a plausible length and an opening brace, maybe after white space."""
     return is_safetensors(probe.source, probe.head)
 
 
 def is_safetensors(source: Source, head: bytes) -> bool:
-    """Say whether a source is such a file, or the beginning of one; ``head`` is how it begins."""
+    """Return whether a source is such a file, or the beginning of one; ``head`` are its first bytes."""
     # No limit on the length here: a header that is too long or cut short is this format's own to refuse.
     if int.from_bytes(head[:8], "little") >= 1 << 40:
         return False
@@ -87,7 +87,7 @@ def is_safetensors(source: Source, head: bytes) -> bool:
 
 
 def _first_character(source: Source) -> bytes:
-    """Return the first byte of a header that is no white space."""
+    """Return the first byte of a header that is not white space."""
     for start in range(8, source.nbytes, _BLOCK_NBYTES):
         text = source.read(start, min(_BLOCK_NBYTES, source.nbytes - start)).lstrip(_SPACE)
         if text:
@@ -123,7 +123,7 @@ def read(probe: Probe) -> Parsed:
             fact = f"a name of {len(name):,} characters; {limits.name_nbytes:,} are allowed"
             raise LimitExceeded(fact, kind="name-too-long", needed=len(name), actual=limits.name_nbytes)
         begin, end = _begin(name, entry)
-        header[name] = layout = _layout(name, entry, known)  # the entry goes: it takes more than all that is made of it
+        header[name] = layout = _layout(name, entry, known)  # the entry goes: it takes more memory
         placed.append((begin, end, name, layout))
     placed.sort(key=itemgetter(0, 1))
     for begin, end, name, (dtype, shape, stride, nbytes) in each(placed, limits.cancellation):
@@ -164,7 +164,7 @@ def read(probe: Probe) -> Parsed:
 
 
 def _notes(text: bytes, header: dict[str, object]) -> Iterator[str]:
-    """Yield what is odd about a header that the reference library reads all the same."""
+    """Yield notes on what is odd in a header that the reference library still reads."""
     spaces = 0 if text.startswith(b"{") else len(text) - len(text.lstrip(_SPACE))
     if spaces:
         yield f"{counted(spaces, 'byte')} of white space before the header, which other readers may not take"
@@ -176,9 +176,9 @@ def _notes(text: bytes, header: dict[str, object]) -> Iterator[str]:
 
 def decode(metadata: Mapping[str, str], names: Mapping[str, object], cancellation: Cancellation | None) -> Recorded:
     """
-    Return what the metadata of a file records about its tensors, whose ``names`` are those in the file.
+    Return what the metadata of a file records about its tensors; ``names`` are the names in the file.
 
-    Ties are written by the reference library too; the rest by ``encode`` alone, and ignored where it could not have
+    The reference library writes ties, too; only ``encode`` writes the rest, which is ignored where it could not have
     written it.
     """
     ties = {
@@ -232,7 +232,7 @@ def _decoded(text: str | None, cancellation: Cancellation | None) -> object:
 
 def places(source: Source) -> dict[str, tuple[int, int]]:
     """
-    Return where each tensor of a file begins and ends, in bytes from its start, though the file may end before that.
+    Return begin and end of each tensor, in bytes from the start of the file, even if the file ends before that.
 
     Raises:
         MalformedFile: The header is not JSON, or is cut short.
@@ -261,7 +261,7 @@ def _parse(data: bytes, cancellation: Cancellation | None = None) -> dict[str, o
 
 
 def _metadata(found: object) -> tuple[dict[str, str], str | None]:
-    """Return the metadata as text, which JSON of any kind can be, and what of it was none."""
+    """Return the metadata as text, with JSON of any kind as text, too, and a note on that."""
     if found is None:
         return {}, None
     entries: dict[str, object] = found if isinstance(found, dict) else {"__metadata__": found}
@@ -279,7 +279,7 @@ def _metadata(found: object) -> tuple[dict[str, str], str | None]:
 
 
 def _begin(name: str, entry: object) -> tuple[int, int]:
-    """Return where a tensor begins and ends, in bytes from the header's end."""
+    """Return the begin and end of a tensor, in bytes from the end of the header."""
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if type(offsets) is list and len(offsets) == 2:
         begin, end = offsets
@@ -289,7 +289,7 @@ def _begin(name: str, entry: object) -> tuple[int, int]:
 
 
 def _layout(name: str, entry: object, known: dict[str, _Layout]) -> _Layout:
-    """Return the layout of a tensor; ``known`` are those that were met, for the same few are met again and again."""
+    """Return the layout of a tensor; ``known`` are those made before, as most tensors share a few."""
     assert isinstance(entry, dict)  # _begin saw it
     code, sizes = entry.get("dtype"), entry.get("shape")
     if not (type(code) is str and type(sizes) is list and len(sizes) <= MAX_RANK and all(map(is_size, sizes))):
@@ -317,7 +317,7 @@ def _new_layout(name: str, code: str, shape: tuple[int, ...]) -> _Layout:
 
 
 def _is_deep(entry: dict[str, object]) -> bool:
-    """Say whether fields that nobody knows are nested deeper than the reference library follows."""
+    """Return whether unknown fields are nested deeper than the reference library follows."""
     level = _containers(value for key, value in entry.items() if key not in _FIELDS)
     for _ in range(_MAX_DEPTH):
         if not level:
@@ -335,7 +335,7 @@ def _truncated(what: str, needed: int, actual: int) -> TruncatedFile:
 
 
 def begins_at_zero(text: str) -> bool:
-    """Say whether all places of tensors, of which a file of safetensors tells, are their beginnings."""
+    """Return whether the offsets of all pieces in such metadata are 0."""
     places = parse_object(text.encode(), OF_PIECES, "sharding").values()
     found = [place.get("saved_offsets") if isinstance(place, dict) else None for place in places]
     return all(isinstance(offsets, list) and not any(offsets) for offsets in found)

@@ -1,9 +1,9 @@
 """
-An index of shards: JSON that says which file beside it holds which tensor. Together they are one checkpoint.
+An index of shards: JSON that names the file beside it in which each tensor is. Together they are one checkpoint.
 
     {"metadata": {"total_size": 24}, "weight_map": {"name": "model-00001-of-00002.safetensors", …}}
 
-Names are files beside the index or below its folder: ``descriptors`` says which are opened. The format of the
+Names are files beside the index or below its folder: ``descriptors`` decides which are opened. The format of the
 checkpoint is that of its shards. Written by the ``save_pretrained`` of transformers and diffusers; see
 https://github.com/huggingface/huggingface_hub, serialization/_base.py.
 """
@@ -41,7 +41,7 @@ from ckptool.sources.source import Source, SourceInFolder
 
 NAME = "sharded"
 TRAITS = Traits()
-"""Never those of a checkpoint, which has those of its shards."""
+"""Not those of a checkpoint, which has the traits of its shards."""
 
 _HEAD_NBYTES = 16 << 20
 _OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
@@ -52,7 +52,7 @@ _AGAIN = "Get the index and the shards again, from one place."
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is an object with a ``weight_map``, in a file, so that there can be others beside it."""
+    """Return whether this is an object with a ``weight_map``, in a file, so that there can be others beside it."""
     source = probe.source
     if not hasattr(source, "open_sibling") or not probe.head.lstrip().startswith(b"{"):
         return False
@@ -62,7 +62,7 @@ def sniff(probe: Probe) -> bool:
 
 def read(probe: Probe) -> Parsed:
     """
-    Return what an index and its shards hold. Their own indexes are read, and no tensor.
+    Return the checkpoint of an index and its shards. The indexes of the shards are read, but no tensor.
 
     Raises:
         MalformedFile: A name is not that of a file beside the index, or tensors are not where the index has them.
@@ -81,7 +81,7 @@ def read(probe: Probe) -> Parsed:
     parsed = _merged(index, shard_of, opened, texts, probe)._replace(announced_nbytes=announced_nbytes)
     if lost := lacking(opened):
         held = sum(info.total_nbytes for info in parsed.contents.tensors.values())
-        if held != announced_nbytes:  # else it counts what it names, and that is all
+        if held != announced_nbytes:  # else it counts only what it names
             what = f"an index that does not name {some(lost)} of the same set"
             remedy = "Get the index again, and what is missing."
             return parsed._replace(part_of=PartOf(what, os.path.dirname(index.path), True, remedy))
@@ -90,7 +90,7 @@ def read(probe: Probe) -> Parsed:
 
 def read_set(folder: FolderSource, names: Sequence[str], probe: Probe) -> Parsed:
     """
-    Return what shards without an index hold together; ``names`` are all of them, in order.
+    Return the checkpoint of shards without an index; ``names`` are all of them, in order.
 
     Raises:
         CkptoolError: As ``read``.
@@ -132,7 +132,7 @@ def _merged(
 
 
 def _parse(index: SourceInFolder, limits: Limits) -> tuple[dict[str, str], int | None, dict[str, str]]:
-    """Return the shard of each tensor, the size of all, and what else an index says in text: which names are tied."""
+    """Return the shard of each tensor, the announced bytes, and the other texts of an index: which names are tied."""
     if index.nbytes > limits.header_nbytes:
         fact = f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed"
         raise LimitExceeded(fact, needed=index.nbytes, actual=limits.header_nbytes)
@@ -198,7 +198,7 @@ def _open_shards(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str
 
 
 def missing_shards(missing: Sequence[str], count: int, where: str = "beside the others") -> FileUnavailable:
-    """Return the error for shards that are not there, out of so many."""
+    """Return the error for shards that are missing, out of ``count``."""
     fact = f"{len(missing):,} of {counted(count, 'shard')} not there: {some(list(map(repr, missing)))}"
     return FileUnavailable.of_set(
         fact,
@@ -209,12 +209,12 @@ def missing_shards(missing: Sequence[str], count: int, where: str = "beside the 
 
 
 def lacks_all(error: CkptoolError) -> bool:
-    """Say whether an error is that none of the shards of an index is there."""
+    """Return whether an error means that none of the shards of an index exists."""
     return error.kind == "missing-shards" and error.actual == 0
 
 
 def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
-    """Return the state dict that a shard is; errors have its name."""
+    """Return the state dict in a shard; errors have its name."""
     with within(f"shard {name!r}"):
         shard = probe.read_inner(source)
         if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
@@ -264,11 +264,11 @@ def _holders(opened: Mapping[str, Parsed]) -> dict[str, str]:
 
 def _without_places(opened: Mapping[str, Parsed], announced_nbytes: int | None) -> dict[str, Parsed]:
     """
-    Return shards without the text that says where pieces of tensors begin.
+    Return shards without the metadata about the offsets of pieces.
 
     Raises:
-        UnsupportedFeature: They hold pieces. DCP's writer for Hugging Face says that of whole tensors, too: these begin
-            at 0, and have all bytes that the index counts.
+        UnsupportedFeature: They hold pieces. DCP's writer for Hugging Face adds such metadata to whole tensors, too:
+            these begin at 0, and have all bytes that the index counts.
     """
     about = safetensors.ABOUT_PIECES
     of_pieces = [name for name, shard in opened.items() if safetensors.OF_PIECES in shard.metadata]
@@ -285,7 +285,7 @@ def _without_places(opened: Mapping[str, Parsed], announced_nbytes: int | None) 
 
 
 def merged_texts(texts: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the text that the index and the shards keep beside tensors, and a note of what they do not agree on."""
+    """Return the metadata that the index and the shards agree on, and a note on what they do not agree on."""
     found: dict[str, str] = {}
     differing: dict[str, None] = {}
     for one in texts:

@@ -29,7 +29,7 @@ def parse_object(
 
 
 def parse_member(archive: Archive, name: str, kind: str) -> dict[str, object]:
-    """Return the JSON object that a member of an archive is; raise what ``parse_object`` raises."""
+    """Return the JSON object in a member of an archive; raise what ``parse_object`` raises."""
     data = archive.open(name).read(0, archive[name].nbytes)
     return parse_object(data, repr(name), kind, archive.limits.cancellation)
 
@@ -38,8 +38,8 @@ def parse(
     data: bytes, what: str, kind: str, cancellation: Cancellation | None = None, *, has_constants: bool = False
 ) -> object:
     """
-    Return a JSON value. ``what`` is its name in messages, ``kind`` ends the kinds of its errors. If it
-    ``has_constants``, it may have those that Python writes, and JSON does not know: ``NaN`` and ``Infinity``.
+    Return a JSON value. ``what`` is its name in messages, ``kind`` ends the kinds of its errors. With
+    ``has_constants``, it may contain ``NaN`` and ``Infinity``, which Python writes and JSON lacks.
 
     Raises:
         MalformedFile: It is not JSON (``malformed-KIND``).
@@ -74,7 +74,7 @@ def parse(
 
 
 def _has_odd_integer(data: bytes) -> bool:
-    """Say whether there may be what Python takes for an integer and others for a float: a slower parser sees to it."""
+    """Return whether some numbers may be integers for Python and floats for others, which takes a slower parser."""
     # A regular expression takes ten times as long, which for a header of 100 MB is seconds.
     return (b"-" in data and b"-0" in data) or b"0" * 20 in data.translate(_ONLY_DIGITS)
 

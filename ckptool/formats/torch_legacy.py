@@ -42,17 +42,17 @@ _MAGIC_TEXT = str(MAGIC_NUMBER).encode()
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether the first pickle is torch's magic number, whichever protocol wrote it."""
+    """Return whether the first pickle is torch's magic number, whichever protocol wrote it."""
     return is_legacy(probe.head)
 
 
 def is_legacy(head: bytes) -> bool:
-    """Say whether these are the first bytes of a stream."""
+    """Return whether these are the first bytes of a stream."""
     return _MAGIC_BINARY in head[:24] or _MAGIC_TEXT in head[:48]
 
 
 def read(probe: Probe) -> Parsed:
-    """Read the index of a legacy stream: its five pickles and the eight bytes in front of each storage."""
+    """Read the index of a legacy stream: its five pickles and the eight bytes before each storage."""
     stream = LegacyStream(probe.source, probe.limits)
     rebuilder = stream.rebuilder()
     contents = collect_weights(stream.tree.root, rebuilder, probe.limits)
@@ -84,7 +84,7 @@ def read(probe: Probe) -> Parsed:
 
 
 def has_computed_magic(source: Source, first: Pickle) -> bool:
-    """Say whether a first pickle that calls something stands where the magic number should: before that of 1001."""
+    """Return whether a pickle that calls something is in the place of the magic number, before the one of 1001."""
     if not isinstance(first.root, nodes.Call) or first.end == source.nbytes:
         return False
     try:
@@ -94,7 +94,7 @@ def has_computed_magic(source: Source, first: Pickle) -> bool:
 
 
 def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStorage | None:
-    """Return the storage that a complete stream of bytes holds: how plain pickles carry tensors."""
+    """Return the storage in a complete stream of bytes; plain pickles carry tensors in this way."""
     if depth >= _MOST_STREAMS:
         raise UnsupportedFeature(f"streams inside streams, more than {_MOST_STREAMS} deep", kind="nested-stream")
     if not is_legacy(data[:48]):
@@ -104,7 +104,7 @@ def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStora
 
 
 class LegacyStream:
-    """A stream's tree, and where each of its storages lies."""
+    """The tree of a stream, and the offset of each of its storages."""
 
     def __init__(self, source: Source, limits: Limits, *, depth: int = 0) -> None:
         self._source = source
@@ -121,7 +121,7 @@ class LegacyStream:
             )
         flags = nodes.mapping_pairs(system.root) or []
         self.big_endian = nodes.lookup(flags, "little_endian") is False
-        """Whether the machine was. Its elements are little-endian all the same."""
+        """Whether the machine was. The elements are little-endian nevertheless."""
         self.tree = read_pickle(source, system.end)
         keys = read_pickle(source, self.tree.end)
         self.start = keys.end
@@ -165,11 +165,11 @@ class LegacyStream:
         return TypedStorage(ref, root.dtype)
 
     def rebuilder(self) -> Rebuilder:
-        """Return what recognises the tensors of this stream."""
+        """Return a rebuilder of the tensors of this stream."""
         return Rebuilder(self.resolve, partial(nested_storage, limits=self._limits, depth=self._depth))
 
     def _announced(self) -> dict[str, StorageId]:
-        """Return what the tree says of each root storage."""
+        """Return what the tree says about each root storage, by key."""
         found: dict[str, StorageId] = {}
         for node in self.tree.persistent_ids:
             named = storage_id(node.pid)
@@ -206,7 +206,7 @@ class LegacyStream:
         return total
 
     def _compare_later(self, far: FarSource, shift: int, storages: list[StorageId], starts: list[int]) -> None:
-        """Leave the sizes in front of storages to be read with these, where the last one ends with the file."""
+        """Compare the sizes before storages when these are read, if the last one ends the file; else fetch them."""
         ranges = [(start + shift, stop + shift) for start, stop in pairwise(starts)]
         if starts[-1] < self._source.nbytes:
             far.prefetch([(start, start + 8) for start, _ in ranges])
@@ -216,7 +216,7 @@ class LegacyStream:
         far.compare_later(ranges, lambda at: self._check_storage(ReadAhead(unchecked), storages[at], starts[at]), what)
 
     def _check_storage(self, ahead: ReadAhead, named: StorageId, position: int) -> None:
-        """Compare the eight bytes in front of a storage with what the tree says of its size."""
+        """Compare the eight bytes before a storage with its size in the tree."""
         itemsize = named.dtype.itemsize
         numel = ahead.read(position, 8)
         nbytes = int.from_bytes(numel, "little", signed=True) * itemsize
@@ -237,10 +237,10 @@ class LegacyStream:
 
 def end_of_stream(source: Source, at: int, limits: Limits) -> int:
     """
-    Return where the stream that begins at byte ``at`` ends, behind its storages; 0 if it is truncated.
+    Return where the stream that begins at byte ``at`` ends, after its storages; 0 if it is truncated.
 
     Raises:
-        CkptoolError: What its pickles say of the storages cannot be read.
+        CkptoolError: Its pickles cannot be read.
     """
     try:
         return at + LegacyStream(SliceSource(source, at, source.nbytes - at), limits).end
@@ -253,7 +253,7 @@ def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
     Return the source that the stream carries for each class: ``(class, file, source)``.
 
     Raises:
-        MalformedFile: An object stands where a class should: what it says of itself, ``torch.load`` would act upon.
+        MalformedFile: An object is in the place of a class; ``torch.load`` would act on what it says of itself.
     """
     found: dict[str, ClassSource] = {}
     for node in tree.persistent_ids:

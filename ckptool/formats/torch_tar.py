@@ -39,15 +39,15 @@ _MEMBERS = (*_TABLES, "pickle")
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a tar with one of the tables, which ``torch.load`` reads before it misses another member."""
+    """Return whether a tar has one of the tables, which ``torch.load`` reads before it misses another member."""
     return probe.tar is not None and any(name in probe.tar for name in _TABLES)
 
 
 def pickles_of_tables(archive: Archive) -> Iterator[tuple[Stream, str | None]]:
     """
-    Yield the pickles of the tables that are there, up to the first that cannot be read, with that; and what is wrong.
+    Yield the pickles of each table, up to the first that cannot be read, with that one and what is wrong with it.
 
-    What follows the pickle that it is about is not known, but ``torch.load`` may read it.
+    What follows that pickle is not known, but ``torch.load`` may read it.
     """
     tables = TarStorages(archive)
     for member in _TABLES:
@@ -97,14 +97,14 @@ class _Pickles:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.end = 0
-        """Where the last one ends; of one that cannot be read, behind its first byte."""
+        """Where the last one ends; if that cannot be read, the offset after its first byte."""
         self.globals: dict[tuple[str, str], Global] = {}
         self.blocks: list[range] = []
-        """What lies between them."""
+        """The ranges of bytes between them."""
         self.opcodes: dict[int, int] = {}
 
     def read(self, position: int) -> Pickle:
-        """Read the next one."""
+        """Read the pickle at a position."""
         if self.end < position:
             self.blocks.append(range(self.end, position))
         self.end = position + 1
@@ -116,7 +116,7 @@ class _Pickles:
         return found
 
     def count(self) -> tuple[int, int]:
-        """Return where the first one ends, and the number that it is: of the entries that follow."""
+        """Return where the first one ends, and its value: the number of entries that follow."""
         count = self.read(0).root
         if type(count) is not int or not 0 <= count <= self.source.nbytes:
             raise MalformedFile("a count of the wrong kind", kind="malformed-tar")
@@ -132,7 +132,7 @@ class TarStorages:
         self._pickles = {name: _Pickles(archive.open(name)) for name in _TABLES if name in archive}
 
     def read(self, member: str) -> None:
-        """Read one of the two members: that with the storages first."""
+        """Read one of the two members; the one with the storages has to be first."""
         (self._read_storages if member == "storages" else self._read_tensors)(self._pickles[member])
 
     def stream(self, member: str) -> Stream:
@@ -206,7 +206,7 @@ class TarStorages:
 
 
 def _tensor_entries(pickles: _Pickles) -> Iterator[tuple[tuple[Inert, Inert, Inert], tuple[int, ...]]]:
-    """Yield what is said of each tensor: its key, that of its storage, its class; sizes, strides, offset."""
+    """Yield, for each tensor, its key, storage key and class; and its sizes, strides and offset."""
     source = pickles.source
     position, count = pickles.count()
     for _ in range(count):

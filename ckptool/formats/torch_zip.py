@@ -30,15 +30,15 @@ TRAITS = Traits(has_tree=True, edited_by="member")
 
 
 _HEAD_NBYTES = 256
-"""Where the name of the first member is."""
+"""First bytes of a file, which contain the name of the first member."""
 _DEEPEST = 2
-"""Slashes in the name of a storage: an exported program has its pickles in ``<root>/data/weights/`` and the like."""
+"""Most slashes in the name of a storage: an exported program has pickles in ``<root>/data/weights/`` and the like."""
 NEWEST_VERSION = 10
 """kMaxSupportedFileFormatVersion in caffe2/serialize/versions.h."""
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a zip with a data.pkl in it."""
+    """Return whether this is a zip with a data.pkl in it."""
     try:
         if probe.zip is None:
             return False
@@ -53,7 +53,7 @@ def sniff(probe: Probe) -> bool:
 
 
 def _several(probe: Probe, error: UnsupportedFeature) -> UnsupportedFeature:
-    """Return the error for torch zips one after the other, which is no damage."""
+    """Return the error for torch zips one after another, which are not damage."""
     if error.kind != "several-zips" or b"/data.pkl" not in probe.head[:_HEAD_NBYTES]:
         return error
     return UnsupportedFeature(
@@ -72,7 +72,7 @@ def read(probe: Probe) -> Parsed:
 
 
 def read_archive(archive: Archive, name: str, traits: Traits, graph: ModuleGraph | None = None) -> Parsed:
-    """Read the index of a zip that holds ``data.pkl`` and its storages, and maybe models of another kind."""
+    """Read the index of a zip with ``data.pkl`` and its storages; ``graph`` recognises models of another kind."""
     root = root_folder(archive)
     assert root is not None  # the caller saw it
     check_version(archive, f"{root}version")
@@ -81,7 +81,7 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModuleGraph
     pickled = read_pickle(tree)
     rebuilder = storages.rebuilder()
     contents = collect_weights(pickled.root, rebuilder, archive.limits, graph)
-    for node in pickled.persistent_ids:  # torch takes memory for each as the tree says, also where nothing has it
+    for node in pickled.persistent_ids:  # torch allocates each as the tree says, even if no tensor uses it
         if id(node.pid) not in storages.resolved:
             storages.resolve(node.pid)
     notes = [*archive.notes, *pickled.notes]
@@ -114,7 +114,7 @@ def root_folder(archive: Archive) -> str | None:
 
 
 def storages_of_tree(archive: Archive) -> set[str]:
-    """Return which members are the bytes of tensors, as far as the pickles of a single tree and its size say so."""
+    """Return which members are storages, if the archive has a single tree, whose pickles name them with their sizes."""
     found: set[str] = set()
     root = root_folder(archive)
     for folder in ("data", "constants") if root is not None else ():
@@ -130,7 +130,7 @@ def storages_of_tree(archive: Archive) -> set[str]:
 
 
 def may_be_unpickled(archive: Archive, name: str) -> bool:
-    """Say whether other loaders may unpickle a storage: numpy's opens arrays, torch.export's what lies deeper."""
+    """Return whether other loaders may unpickle a storage: numpy's opens arrays, torch.export's nested members."""
     return name.count("/") > _DEEPEST or archive.may_hold_objects(name)
 
 
@@ -149,7 +149,7 @@ def check_version(archive: Archive, name: str) -> None:
 
 def is_big_endian(archive: Archive, name: str) -> bool:
     """
-    Return the byte order that the archive names; without one it is little-endian.
+    Return whether the archive names big-endian as its byte order; without a name it is little-endian.
 
     Raises:
         MalformedFile: It names neither order. torch refuses that too.
@@ -170,10 +170,10 @@ class ZipStorages:
         self._big_endian = big_endian
         self._known: dict[str, TypedStorage] = {}
         self.resolved: set[int] = set()
-        """Of the persistent ids, by identity, those that were asked for."""
+        """Ids (``id()``) of the persistent ids that were resolved."""
 
     def resolve(self, pid: Inert) -> TypedStorage | None:
-        """Return the storage of ``("storage", class, key, location, numel)``."""
+        """Return the storage of ``("storage", class, key, location, numel)``; None for any other id."""
         named = storage_id(pid)
         if named is None:
             return None
@@ -187,7 +187,7 @@ class ZipStorages:
         return known
 
     def rebuilder(self) -> Rebuilder:
-        """Return what recognises tensors of these storages, and of legacy streams inside the pickle."""
+        """Return a rebuilder of tensors of these storages, and of legacy streams inside the pickle."""
         return Rebuilder(self.resolve, self._nested)
 
     def _nested(self, data: bytes) -> TypedStorage | None:
@@ -218,7 +218,7 @@ class ZipStorages:
 
 
 def truncated(probe: Probe, error: TruncatedFile) -> TruncatedFile:
-    """Return the error for a zip without its end, with what its first record tells of how much should be there."""
+    """Return the error for a zip without its end, with the size that its first record announces."""
     source = probe.source
     announced = _announced_nbytes(source)
     if announced is None or announced <= source.nbytes:

@@ -7,8 +7,8 @@ TorchScript, by ``torch.jit.save`` or for mobile: a zip as ``torch.save`` writes
     <root>/constants/<key>    their storages
     <root>/code/…py           the classes, as text: which attribute is a parameter, which a buffer
 
-The code is read as text, for the two lists at the head of each class. Code of PyTorch 1.4 has the first alone: there,
-every tensor that is no parameter is a buffer. See torch/csrc/jit/serialization/export.cpp.
+The code is read as text, for the two lists at the head of each class. Code of PyTorch 1.4 has only the first: there,
+every tensor that is not a parameter is a buffer. See torch/csrc/jit/serialization/export.cpp.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PREFIX = "__torch__"
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a torch zip whose pickle names a class of TorchScript's."""
+    """Return whether this is a torch zip whose pickle names a class of TorchScript."""
     if not torch_zip.sniff(probe) or probe.zip is None:
         return False
     root = torch_zip.root_folder(probe.zip)
@@ -49,7 +49,7 @@ def sniff(probe: Probe) -> bool:
 
 
 def read(probe: Probe) -> Parsed:
-    """Read the index of a TorchScript archive, and of its code the lists of parameters and buffers."""
+    """Read the index of a TorchScript archive, and the lists of parameters and buffers in its code."""
     archive = probe.zip
     assert archive is not None  # sniff saw it
     root = torch_zip.root_folder(archive)
@@ -80,7 +80,7 @@ class ScriptModules(ModuleGraph):
         self._tables = tables
 
     def is_module(self, node: Inert) -> bool:
-        """Say whether a node is an object of a TorchScript class that is no named tuple and no foreign class."""
+        """Return whether a node is an object of a TorchScript class, other than a named tuple or a foreign class."""
         found = nodes.class_of(node)
         if found is None or not found.module.startswith(_PREFIX) or found.module.startswith("__torch__.torch.classes"):
             return False
@@ -89,7 +89,7 @@ class ScriptModules(ModuleGraph):
         return has_state and (not self._tables or str(found) in self._tables)
 
     def class_name(self, node: Inert) -> str:
-        """Return the class's full name in the program that was scripted."""
+        """Return the full name of the class in the program that was scripted."""
         return nodes.class_name(node).removeprefix(f"{_PREFIX}.")
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
@@ -148,7 +148,7 @@ class _Table:
     def __init__(self) -> None:
         self.kinds: dict[str, Kind] = {}
         self.rest: Kind | None = None
-        """What tensors are that the code does not list."""
+        """The kind of the tensors that the code does not list."""
 
 
 def _class_tables(archive: Archive, folder: str) -> dict[str, _Table]:

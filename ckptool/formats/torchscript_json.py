@@ -52,7 +52,7 @@ Json: TypeAlias = "dict[str, object]"
 
 
 def sniff(probe: Probe) -> bool:
-    """Say whether this is a zip with such an index; later releases also pickled attributes, which is another layout."""
+    """Return whether this is a zip with such an index, without the pickled attributes of later releases."""
     root = None if probe.zip is None else _root(probe.zip)
     return root is not None and probe.zip is not None and f"{root}attributes.pkl" not in probe.zip
 
@@ -93,7 +93,7 @@ def read(probe: Probe) -> Parsed:
 
 
 def _root(archive: Archive) -> str | None:
-    """Return the folder that holds everything, with its slash, if there are an index and a version in it."""
+    """Return the folder that contains everything, with its slash, if it has an index and a version."""
     for name in archive.called(_INDEX):
         root = name[: -len(_INDEX)]
         if root.count("/") == 1 and f"{root}version" in archive:
@@ -166,7 +166,7 @@ def _name(entry: Json) -> str:
 
 
 def _int64(value: object) -> int:
-    """Return a number that JSON has as text; what is left out is zero."""
+    """Return a number that JSON has as text; zero if it is left out."""
     if value is None:
         return 0
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _LONGEST_NUMBER:

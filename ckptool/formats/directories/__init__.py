@@ -1,9 +1,9 @@
 """
 The layouts of checkpoints that are directories, and ``open_folder``, which finds the checkpoint that a folder leads to.
 
-What is there decides: names of files are hints where to look, and what is in the files is proof. A layout is a module
-of its own where several files are one checkpoint. All other folders hold whole files, or folders that do: ``filenames``
-says which of them may be meant. One is opened; of several, none is chosen, but all are listed.
+Names of files are hints where to look; the content of the files is proof. A layout, in which several files are one
+checkpoint, is a module of its own. All other folders contain whole files, or folders that do: ``filenames`` decides
+which of them may be meant. A single one is opened; of several, none is chosen, but all are listed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import PiecesSource
 
 Opened: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
-"""What a checkpoint is read from, which nothing else closes, and what is in it."""
+"""The source of a checkpoint, which the caller has to close, and its content."""
 
 _DEEPEST: Final = 5
 _MOST_FOLDERS: Final = 500
-"""How many folders below one are looked into to find those that hold checkpoints."""
+"""Most folders below one that are searched for checkpoints."""
 
 
 class Layout(Protocol):
-    """What the module of a layout has."""
+    """What the module of a layout contains."""
 
     NAME: str
 
     def sniff(self, folder: FolderSource) -> bool:
-        """Say whether the folder has this layout, going by what is there."""
+        """Return whether the folder has this layout."""
         ...
 
     def read(self, folder: FolderSource, probe: Probe) -> Parsed:
@@ -55,7 +55,7 @@ class Layout(Protocol):
 
 
 def layouts_in_order() -> Iterator[Layout]:
-    """Yield the layouts, in the order in which they look at a folder."""
+    """Yield the layouts, in the order in which they are tried."""
     from ckptool.formats.directories import (
         dcp,
         deepspeed,
@@ -78,7 +78,7 @@ def layouts_in_order() -> Iterator[Layout]:
 
 
 def is_one(folder: FolderSource) -> bool:
-    """Say whether the files of a folder are one checkpoint together, as a layout or a pipeline has them."""
+    """Return whether the files of a folder are one checkpoint together, as those of a layout or a pipeline are."""
     return PIPELINE in folder.files or _layout(folder) is not None
 
 
@@ -88,10 +88,10 @@ def _layout(folder: FolderSource) -> Layout | None:
 
 def open_folder(folder: FolderSource, probe: Probe) -> Opened:
     """
-    Return the checkpoint that a folder is, or leads to. The folder is closed, unless that reads from it.
+    Return the checkpoint that a folder is, or leads to. The folder is closed, unless the checkpoint reads from it.
 
     Raises:
-        FileUnavailable: It is none that is known; the message says what is there.
+        FileUnavailable: It is not a checkpoint that is known; the message says what is there.
         CkptoolError: It is one, and cannot be read.
     """
     source: FileSource | FolderSource | None = None
@@ -144,13 +144,13 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
 
 
 def _are_strangers(folder: FolderSource, choice: Choice, error: CkptoolError) -> bool:
-    """Say whether the files of a folder that could not be opened are none of its checkpoint's, by name and content."""
+    """Return whether files of a folder that could not be opened are not of its checkpoint, by name and error."""
     is_none = not isinstance(error, FileUnavailable) or error.kind in (LINK, "directory")
     return is_none and all(one.kind == "file" for one in choice.candidates) and not filenames.has_weights(folder.files)
 
 
 def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], probe: Probe) -> Opened:
-    """Open what a folder offers: the one candidate, or what several are together."""
+    """Open what a folder offers: the only candidate, or several together."""
     source: FileSource | FolderSource
     if len(choice.candidates) == 1:
         (chosen,) = choice.candidates
@@ -177,7 +177,7 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
-    """Return what could be the checkpoint of a folder, and which folders in it could be some."""
+    """Return the possible checkpoints of a folder, and the folders in it that could be checkpoints."""
     choice = filenames.choose(folder.files)
     snapshot = pointers.snapshot(folder)
     if snapshot is not None:
@@ -196,7 +196,7 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
 
 
 def _of_folders(folder: FolderSource, folders: Sequence[str]) -> Choice:
-    """Return which folders in a folder may be meant: those that hold weights, or the one that a pointer names."""
+    """Return the folders in a folder that may be meant: those with weights, or the one that a pointer names."""
     weights = [name for name in folders if filenames.role_of(name) is None]
     named = pointers.followed(folder, weights)
     return Choice(tuple(Candidate(name, "folder") for name in ([named] if named is not None else weights)))
@@ -229,7 +229,7 @@ def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> 
 
 
 def _of_index(folder: FolderSource, name: str, source: FileSource, probe: Probe) -> Opened:
-    """Open the shards that an index names; where none of them is there, the complete set that is there instead."""
+    """Open the shards that an index names; if none of them exists, the complete set that exists instead."""
     try:
         parsed = probe.beside(source).read()
     except FileUnavailable as error:
@@ -277,7 +277,7 @@ def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> 
 
 
 def _is_checkpoint(folder: FolderSource, budget: list[int], depth: int) -> bool:
-    """Say whether a folder could be, or lead to, a checkpoint."""
+    """Return whether a folder could be, or lead to, a checkpoint."""
     if _layout(folder) is not None or filenames.choose(folder.files).candidates:
         return True
     return bool(filenames.helpers(folder.files).candidates or _checkpoint_folders(folder, budget, depth))

@@ -1,7 +1,7 @@
 """
-What lies in a folder beside its checkpoint: what it is for, and what is missing there, going by names and small JSON.
+Find what is in a folder beside its checkpoint, and what is missing there, by names and small files of JSON.
 
-Nothing that is odd there makes the checkpoint unreadable: text that cannot be read says nothing.
+Nothing odd there makes the checkpoint unreadable: text that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_likely
 
 _WORDS: Final = 80
-"""Characters of one fact that a file says."""
+"""Most characters of one fact that is shown."""
 _LISTED: Final = 8
 _UNFINISHED: Final = (".incomplete", ".aria2", ".part", ".crdownload", ".tmp")
-"""What downloads are called until they are finished; aria2 has its own notes beside what it fills."""
+"""Suffixes of downloads until they are finished; aria2 has such a file beside the one that it fills."""
 _DOWNLOADS: Final = ".cache/huggingface/download"
 """Where the hub's client keeps files of a local folder while it downloads them."""
 _BLOBS: Final = "blobs"
@@ -43,7 +43,7 @@ _TEXT_NBYTES: Final = 1 << 20
 
 
 def beside(folder: FolderSource, used: Collection[str], choice: Choice, folders: Collection[str]) -> Iterator[Beside]:
-    """Yield what is notable in a folder, without what is ``used``; ``folders`` are those that may be checkpoints."""
+    """Yield what is notable in a folder, without ``used`` files; ``folders`` are those that may be checkpoints."""
     indexes = [name for name in used if name.endswith(".json")]
     twins = {one.name: one for one in choice.twins}
     for name in folder.files:
@@ -67,7 +67,7 @@ def beside(folder: FolderSource, used: Collection[str], choice: Choice, folders:
 
 
 def unfinished(folder: FolderSource) -> Iterator[Beside]:
-    """Yield the downloads into a folder that were not finished."""
+    """Yield the downloads in a folder that were not finished."""
     places = ["", _DOWNLOADS] if ".cache" in folder.folders else [""]
     for place in (*places, *([_BLOBS] if _BLOBS in folder.folders else ())):
         for name in folder.names(place)[0]:
@@ -95,7 +95,7 @@ def _fact(value: object) -> str:
 
 
 def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Iterator[Remark]:
-    """Yield which of a folder's checkpoints have no weights, where ``choice`` was opened of it."""
+    """Yield a remark on checkpoints of a folder without weights; ``opened`` is what was read of ``choice``."""
     candidates = choice.candidates
     elsewhere = any(one.kind == "folder" for one in candidates)
     found = []
@@ -116,7 +116,7 @@ def without_weights(folder: FolderSource, choice: Choice, opened: Parsed) -> Ite
 
 
 def missing_parts(folder: FolderSource) -> Iterator[Remark]:
-    """Yield which files the parameters of speechbrain name, that are not there."""
+    """Yield a remark on missing files that the parameters of speechbrain name."""
     if _PARAMETERS not in folder.files:
         return
     try:
@@ -125,13 +125,13 @@ def missing_parts(folder: FolderSource) -> Iterator[Remark]:
         return
     named = dict.fromkeys(_FILE.findall(text))
     missing = [repr(name) for name in named if name not in folder.files]
-    if missing and len(missing) < len(named):  # else they lie elsewhere
+    if missing and len(missing) < len(named):  # else they are elsewhere
         what = f"{counted(len(missing), 'file')} that {_PARAMETERS!r} names not there: {some(missing)}"
         yield Remark("CK164", what, "Download what is missing, if all components are needed.")
 
 
 def missing_files(folder: FolderSource) -> Iterator[Remark]:
-    """Yield which of the files are not there that a Trainer needs to go on, or peft to load an adapter."""
+    """Yield remarks on missing files that a Trainer needs to go on, or peft to load an adapter."""
     if ADAPTER not in folder.files and any(name.startswith("adapter_model.") for name in folder.files):
         what = f"an adapter of peft without {ADAPTER!r}, which says what it is for, and how strong it is"
         yield Remark("CK166", what, "Copy the folder again, with all of its files.")
@@ -140,7 +140,7 @@ def missing_files(folder: FolderSource) -> Iterator[Remark]:
     if any(ENGINE.fullmatch(name) for name in named):
         roles |= {"optimizer", "scheduler"}
     if "rng" not in roles and not roles >= {"optimizer", "scheduler"}:
-        return  # weights alone were asked for
+        return  # only the weights were saved
     is_trainers = TRAINER in folder.files or _ARGUMENTS in folder.files
     missing = [what for role, what in _TO_GO_ON.items() if role not in roles] if is_trainers else []
     missing += [repr(name) for name in (TRAINER, _ARGUMENTS) if is_trainers and name not in folder.files]

@@ -5,7 +5,7 @@ DeepSpeed's universal checkpoints: a folder for each parameter, whatever the num
     zero/optimizer_state.pt        settings of the optimizer
     mp_rank_00_model_states.pt     as an engine saved it: buffers, shapes, the engine's state
 
-Each file is ``{"param": tensor, …}``; those made of stage 3 are the flat tensor alone, padded at its end. See
+Each file is ``{"param": tensor, …}``; those made from stage 3 are only the flat tensor, padded at its end. See
 checkpoint/ds_to_universal.py.
 """
 
@@ -38,7 +38,7 @@ _FLOATS: Final = ("float", "bfloat")
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether the folder has a folder for each parameter, or names one that has."""
+    """Return whether the folder has a folder for each parameter, or names a folder that has."""
     return _has_parameters(folder, "") or (_POINTER in folder.files and bool(_saves(folder)))
 
 
@@ -100,7 +100,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorInfo | None:
-    """Return the tensor in the file of a parameter, in the shape that it has in the model."""
+    """Return the tensor in the file of a parameter, with the shape that it has in the model."""
     if parsed.rebuilder is None:
         return None
     bare = parsed.rebuilder.tensor(parsed.root)

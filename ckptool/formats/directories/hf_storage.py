@@ -1,11 +1,11 @@
 """
-What DCP's writer for Hugging Face leaves when every rank writes for itself: safetensors files of pieces, and no index.
+What DCP's writer for Hugging Face leaves if every rank writes for itself: safetensors files of pieces, and no index.
 
     shard-00001-model-00001-of-00002.safetensors    rank 0, for the first of two files that they would be together
 
-Text in each says where its pieces begin: ``DCP_SHARDING_INFO``, ``{"name": {"saved_offsets": [8, 0]}, …}``. The shape
-of a whole tensor is written nowhere: it is as large as its pieces reach. So the files cannot tell whether the last rank
-is there. See torch/distributed/checkpoint/hf_storage.py.
+Metadata in each has the offsets of its pieces: ``DCP_SHARDING_INFO``, ``{"name": {"saved_offsets": [8, 0]}, …}``. The
+shape of a whole tensor is written nowhere: it is as large as its pieces reach. So the files cannot show whether the
+last rank is missing. See torch/distributed/checkpoint/hf_storage.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_LOOKED_AT: Final = 8
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether one of the first files of safetensors says where its pieces begin."""
+    """Return whether one of the first safetensors files has the offsets of its pieces."""
     mark = f'"{_INFO}"'.encode()
     files = _files(folder)[:_MOST_LOOKED_AT]
     if files and _OF_RANK.fullmatch(files[0]) is None and any(name.endswith(_INDEX) for name in folder.files):
@@ -45,7 +45,7 @@ def sniff(folder: FolderSource) -> bool:
 
 
 def _files(folder: FolderSource) -> list[str]:
-    """Return the files of safetensors in a folder that have the name of a rank's; all of them if none has."""
+    """Return the safetensors files in a folder with the name of a rank's; all of them if none has one."""
     found = [name for name in folder.files if name.endswith(_SUFFIX)]
     return [name for name in found if _OF_RANK.fullmatch(name)] or found
 
@@ -55,7 +55,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     Read the headers of all files; no tensor is read.
 
     Raises:
-        MalformedFile: What a file says of its pieces makes no sense.
+        MalformedFile: The metadata about the pieces in a file makes no sense.
         CkptoolError: A file cannot be read.
     """
     files: dict[str, Parsed] = {}
@@ -117,7 +117,7 @@ def _ranks(files: Sequence[str]) -> Iterator[Remark]:
 
 def _missing_parts(parts: Mapping[str, Sequence[Part]]) -> Iterator[Remark]:
     """
-    Say which files a rank lacks that all others have with which it cut other tensors.
+    Yield a remark on files that a rank lacks, and all others have with which it cut other tensors.
 
     Ranks cut all tensors of one mesh together, so what is cut by some of these ranks was cut by all of them. A rank has
     no part of a tensor that is too small for all, though, and may have had none of a whole file.

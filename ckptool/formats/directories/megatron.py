@@ -5,8 +5,8 @@ Megatron-LM's checkpoints from before ``torch_dist``: a file for each rank.
     iter_0000100/mp_rank_00/model_optim_rng.pt      tensor parallelism alone
     iter_0000100/mp_rank_00_001/…                   and pipeline parallelism; a third number for experts
 
-The files do not say which tensors are split, nor along which dimension: what joins them is rules by architecture. So
-several ranks are listed side by side; the only one is the whole.
+The files do not record which tensors are split along which dimension: joining them takes rules by architecture. So
+several ranks are listed side by side; a single one is complete.
 
 Megatron-core's checkpoints in the format zarr have a folder of blocks for each tensor (``NAME/.zarray``, ``NAME/0.0``),
 and ``common.pt`` beside them. They are recognised and refused: ``common.pt`` alone would pass for a checkpoint without
@@ -43,19 +43,19 @@ _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether the folder has files of ranks of Megatron-LM, or names one that has."""
+    """Return whether the folder has files of ranks of Megatron-LM, or names a folder that has some."""
     return _place(folder) is not None or _is_zarr(folder)
 
 
 def _is_zarr(folder: FolderSource) -> bool:
-    """Say whether the text in the folder says so, or folders in it are arrays of zarr."""
+    """Return whether the metadata in a folder says so, or folders in it are arrays of zarr."""
     if _METADATA in folder.files and json_object(folder, _METADATA).get("sharded_backend") == "zarr":
         return True
     return _COMMON in folder.files and any(folder.has(f"{name}/{_ARRAY}") for name in folder.folders[:_MOST_LOOKED_AT])
 
 
 def _place(folder: FolderSource) -> str | None:
-    """Return where in a folder the folders of ranks are: in itself, or in the one of the last save."""
+    """Return where the folders of ranks are: empty for the folder itself, else the folder of the last save, or None."""
     if _ranks(folder, ""):
         return ""
     named = named_by(folder, MEGATRON)
@@ -80,7 +80,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
     Raises:
         FileUnavailable: Files of ranks are missing.
-        UnsupportedFeature: Arrays of zarr are not read.
+        UnsupportedFeature: It has arrays of zarr, which are not read.
     """
     if _place(folder) is None:
         count = sum(folder.has(f"{name}/{_ARRAY}") for name in folder.folders)
@@ -109,7 +109,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
-    """Raise FileUnavailable if there are fewer ranks than the arguments of the training say."""
+    """Raise FileUnavailable if there are fewer ranks than the arguments of the training require."""
     args = next((one for one in map(arguments, roots) if one), {})
     named = [[*map(int, re.findall(r"\d+", name))] for name in found]
     said = prod(args.get(size, 1) for size in SIZES[: max(map(len, named))])

@@ -5,7 +5,7 @@ Nanotron's checkpoints: a folder for each module, and a safetensors file for eac
     model/model/final_layer_norm/model_weight.safetensors               whole
     model/…/qkv_proj/model_weight_pp-rank-0-of-1_tp-rank-1-of-2.safetensors    the part of a rank
 
-Each holds one tensor, ``data``. Text beside it says which slices of it are which of the whole tensor, and its shape:
+Each holds one tensor, ``data``. Its metadata maps slices of it to slices of the whole tensor, whose shape it has, too:
 ``0,8,None|None,None,None#8,16,None|None,None,None``. See src/nanotron/serialize/ and parallel/parameters.py.
 """
 
@@ -42,14 +42,14 @@ _MOST_TEXT: Final = 1 << 16
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether there are folders of modules with files of parameters, and the text that goes with them."""
+    """Return whether there are folders of modules with files of parameters, and their metadata."""
     if _MARK not in folder.files or _MODEL not in folder.folders:
         return False
     return next(_files(folder), None) is not None
 
 
 def _files(folder: FolderSource) -> Iterator[tuple[str, str]]:
-    """Yield the names of parameters, and the path of each file."""
+    """Yield the name of each parameter, and the path of each of its files."""
     todo = [_MODEL]
     for _ in range(_MOST_FOLDERS):
         if not todo:
@@ -69,7 +69,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     Read the headers of all files; no tensor is read.
 
     Raises:
-        MalformedFile: What a file says of its part makes no sense.
+        MalformedFile: The metadata about the part in a file makes no sense.
         CkptoolError: A file cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
@@ -87,7 +87,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 def _parts(file: str, parsed: Parsed) -> tuple[tuple[int, ...], list[Part]]:
-    """Return the shape of the whole tensor of a file, and which boxes of it are there."""
+    """Return the shape of the whole tensor of a file, and the parts of it that are in the file."""
     info = parsed.contents.tensors.get("data")
     if info is None or len(parsed.contents.tensors) > 1:
         raise MalformedFile(f"{file!r} does not hold one tensor, 'data'", kind="malformed-sharding")

@@ -1,8 +1,8 @@
 """
 Files of one line that name the folder of the last save: ``latest`` of DeepSpeed, and what other frameworks call it.
 
-Anything may be called so. So a pointer counts only where it leads to a checkpoint, or where it names a folder that is
-called like those that are there: then one is gone, or was not finished.
+Any file may have such a name. So a pointer counts only if it leads to a checkpoint, or names a folder like those that
+exist: then that one is missing, or was not finished.
 
 In the cache of Hugging Face's hub, a file names the snapshot that the main branch of a repository is at:
 
@@ -32,7 +32,7 @@ _SNAPSHOTS: Final = "snapshots"
 
 
 def named_by(folder: FolderSource, pointer: str) -> str | None:
-    """Return the name of the folder that a file says; None if there is no such file, or it says none."""
+    """Return the name of a folder that a file contains; None if there is no such file, or no such name in it."""
     if pointer not in folder.files:
         return None
     try:
@@ -49,7 +49,7 @@ def followed(folder: FolderSource, candidates: Collection[str]) -> str | None:
     Return the one of several folders that a pointer names; None if none does.
 
     Raises:
-        FileUnavailable: It names one that is called like these, and is not there, or holds no checkpoint.
+        FileUnavailable: It names one like these, which does not exist, or contains no checkpoint.
     """
     for pointer, name in _pointers(folder):
         if name in candidates:
@@ -66,7 +66,7 @@ def place(folder: FolderSource, pointer: str, saves: Sequence[str]) -> str:
 
     Raises:
         FileUnavailable: There is no such folder.
-        MalformedFile: It says no name of a folder.
+        MalformedFile: It contains no name of a folder.
     """
     name = named_by(folder, pointer)
     if name is None:
@@ -78,7 +78,7 @@ def place(folder: FolderSource, pointer: str, saves: Sequence[str]) -> str:
 
 
 def lost(folder: FolderSource) -> FileUnavailable | None:
-    """Return the error for a folder without any checkpoint that has a pointer to one; None if it has none."""
+    """Return the error for a folder without a checkpoint, and with a pointer to one; None if it has no pointer."""
     return next((leads_nowhere(folder, pointer, name, ()) for pointer, name in _pointers(folder)), None)
 
 
@@ -100,7 +100,7 @@ def leads_nowhere(folder: FolderSource, pointer: str, name: str, others: Collect
 
 
 def snapshot(folder: FolderSource) -> str | None:
-    """Return the folder below a repository that is the snapshot of its main branch; None if it is no such thing."""
+    """Return the path of the snapshot of a repository's main branch, below the repository; None if it is not one."""
     if _SNAPSHOTS not in folder.folders or not folder.has(_MAIN):
         return None
     try:

@@ -1,10 +1,10 @@
 """
-Several checkpoints in one folder: they are listed, as those of an archive are, unless one stands out by what is in it.
+Several checkpoints in one folder: they are listed, as those of an archive are, unless their content singles one out.
 
-Of files that trainers named as they liked, one may hold the weights, and the others an optimizer, or a counter in text.
+Of files with names of any kind, one may have the weights, and the others an optimizer, or a counter in text.
 The components of a diffusers pipeline are one checkpoint together: ``unet.conv_in.weight``.
 
-What a pipeline of diffusers names, and what of it is there: ``model_index.json`` has the class of each component.
+``model_index.json`` has the class of each component of a pipeline of diffusers; some may be missing.
 
     {"_class_name": "…", "unet": ["diffusers", "UNet2DConditionModel"], "safety_checker": [null, null]}
 """
@@ -40,12 +40,12 @@ Opening: TypeAlias = Callable[[FolderSource, Candidate, Probe], Found]
 NAME: Final = "folder"
 PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeline.from_pretrained")
 _MOST: Final = 64
-"""How many are opened to see which of them is meant."""
+"""Most candidates that are opened to choose one of them."""
 _SHOWN: Final = 4
 _CONFIG: Final = "config.json"
 _ANNOUNCED: Final = {ADAPTER: "adapter_model.safetensors", _CONFIG: "model.safetensors", PIPELINE: "its folders"}
-"""Small files that lie beside weights, and how these are called."""
-"""Models have one; what has no weights calls it otherwise."""
+"""Small files beside weights, with the usual names of these weights."""
+"""Components with weights have a ``config.json``; others have a file with another name."""
 _WITHOUT_WEIGHTS: Final = re.compile(r".*(?:Tokenizer|TokenizerFast|Scheduler|Processor|Extractor)")
 
 
@@ -109,7 +109,7 @@ def read(
 def _opened(
     folder: FolderSource, candidates: Sequence[Candidate], opening: Opening, probe: Probe
 ) -> tuple[dict[str, Found], dict[str, CkptoolError]]:
-    """Return the candidates that are checkpoints, and why the others are none."""
+    """Return the candidates that are checkpoints, and why the others are not."""
     opened: dict[str, Found] = {}
     failures: dict[str, CkptoolError] = {}
     try:
@@ -126,7 +126,7 @@ def _opened(
 
 
 def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Probe) -> Parsed:
-    """Return state dicts as one checkpoint, in which the names of each begin with that of its folder."""
+    """Return state dicts as one checkpoint, in which the names of each begin with the name of its folder."""
     builder = TreeBuilder(probe.limits)
     leaves = [
         ((component, name), builder.tensor(info))
@@ -169,7 +169,7 @@ def _file(found: Parsed) -> str:
 
 
 def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:
-    """Return those that should have been checkpoints, and why they cannot be opened: text is none, nor a link."""
+    """Return the files that should be checkpoints, and why they cannot be opened; without text files and links."""
     return tuple(
         (name, error.message)
         for name, error in failures.items()
@@ -183,7 +183,7 @@ def _names(candidates: Sequence[Candidate], names: Iterable[str]) -> list[str]:
 
 
 def no_checkpoint(folder: FolderSource) -> FileUnavailable:
-    """Return the error for a folder that holds none: what is there instead."""
+    """Return the error for a folder without a checkpoint, with what is there instead."""
     lost = pointers.lost(folder)
     if lost is not None:
         return lost
@@ -219,7 +219,7 @@ def _too_many(path: str, candidates: Sequence[Candidate]) -> FileUnavailable:
 
 
 def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> tuple[list[str], list[Remark]]:
-    """Return the components of a pipeline without weights, and what is said of them; ``checkpoints`` have some."""
+    """Return the components of a pipeline without weights, and a remark on them; ``checkpoints`` have weights."""
     if PIPELINE not in folder.files:
         return [], []
     named = [name for name, said in json_object(folder, PIPELINE).items() if _has_weights(said)]
@@ -235,12 +235,12 @@ def missing_components(folder: FolderSource, checkpoints: Collection[str]) -> tu
 
 
 def _is_bare(folder: FolderSource, name: str, checkpoints: Collection[str]) -> bool:
-    """Say whether a folder is of a model, and has no weights."""
+    """Return whether a folder has the configuration of a model, and no weights."""
     return name not in checkpoints and not folder.is_link(name) and _CONFIG in folder.names(name)[0]
 
 
 def _has_weights(said: object) -> bool:
-    """Say whether a component is of a class that has weights, going by its name."""
+    """Return whether a component is of a class with weights, by its name."""
     if not isinstance(said, list) or len(said) != 2 or not isinstance(said[1], str):
         return False
     return _WITHOUT_WEIGHTS.fullmatch(said[1]) is None

@@ -1,8 +1,7 @@
 """
 Several files that are one checkpoint: read, compared, and put under one tree, or each under its own name.
 
-The tree reads as that of a pickle does, so that state dicts, optimizers and names are found in it in the one way that
-there is.
+The tree is like that of a pickle, so that state dicts, optimizers and names are found in it as in any other.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 
 class TreeBuilder:
-    """Makes the leaves of a tree, and knows afterwards what they are: ``rebuilder`` recognises its tensors."""
+    """Makes the leaves of a tree; ``rebuilder`` recognises the tensors among them."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -43,7 +42,7 @@ class TreeBuilder:
         return PersistentId(info)
 
     def transplant(self, node: Inert, rebuilder: Rebuilder | None) -> Inert:
-        """Return a part of another tree, to be a part of this one: its tensors are those of its own rebuilder."""
+        """Return a part of another tree as a part of this one; ``rebuilder`` recognises its tensors."""
         if rebuilder is None:  # there are none in it
             return node
         todo = [node]
@@ -60,15 +59,15 @@ class TreeBuilder:
 
 
 class _Leaves:
-    """What the leaves of a tree are. It refers to no builder: with the rebuilder, which has it, it goes at once."""
+    """What the leaves of a tree are. It does not refer to the builder, so it is freed at once with the rebuilder."""
 
     def __init__(self) -> None:
         self.others: dict[int, Rebuilder] = {}
         self.kept: list[Inert] = []
-        """Ids are compared: they must not be used again."""
+        """Ids are compared: no other node may get the same ones."""
 
     def take(self, node: PersistentId, rebuilder: Rebuilder) -> None:
-        """Note whose a leaf of another tree is."""
+        """Note the rebuilder of a leaf from another tree."""
         self.kept.append(node)
         self.others[id(node.pid)] = rebuilder
 
@@ -82,9 +81,9 @@ class _Leaves:
 
 def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
     """
-    Return dicts in each other that hold leaves at their paths; where all keys of one are 0, 1, 2…, it is a list.
+    Return nested dicts with the leaves at their paths; a dict whose keys are 0, 1, 2… becomes a list.
 
-    A path that is both a leaf and a folder of others keeps the leaf, under an empty name among them.
+    A path that is both a leaf and the beginning of others keeps the leaf, under an empty name among them.
 
     Raises:
         AmbiguousFile: Two leaves have one path.
@@ -105,7 +104,7 @@ def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
         if last in inside:
             raise AmbiguousFile(f"two values have the path {quoted('.'.join(map(str, path)))}", kind="ambiguous-name")
         inside[last] = leaf
-    for inside, key in reversed(branches):  # those within a branch are later than it; a path may be of any length
+    for inside, key in reversed(branches):  # inner branches come later; a path may be of any length
         below = inside[key]
         is_list = all(type(one) is int for one in below) and sorted(below) == list(range(len(below)))
         inside[key] = [below[index] for index in range(len(below))] if is_list else Dict(list(below.items()))
@@ -123,7 +122,7 @@ def opened(folder: FolderSource, probe: Probe, name: str) -> Parsed:
 
 
 class FolderTree(TreeBuilder):
-    """A tree of what several files of a folder hold. It keeps what it has read of each."""
+    """A tree of the contents of several files of a folder. It keeps what it has read of each."""
 
     def __init__(self, folder: FolderSource, probe: Probe, layout: str, traits: Traits) -> None:
         super().__init__(probe.limits)
@@ -141,24 +140,24 @@ class FolderTree(TreeBuilder):
         return known
 
     def root_of(self, file: str) -> Inert:
-        """Return the whole tree of a file, to be a part of this one."""
+        """Return the whole tree of a file as a part of this one."""
         parsed = self.open(file)
         return self.transplant(parsed.root, parsed.rebuilder)
 
     def side_by_side(self, files: Mapping[str, str], why: str | None) -> Parsed:
-        """Return the checkpoint that has the tree of each file under its key; ``why`` they are not one model."""
+        """Return the checkpoint with the tree of each file under its key; ``why`` says why they are not one model."""
         root = Dict([(key, self.root_of(file)) for key, file in files.items()])
         return self.parsed(root, files.values())._replace(unmerged=why)
 
     def parsed(self, root: Inert, files: Iterable[str] | None = None) -> Parsed:
-        """Return the checkpoint whose tree this is, of these ``files``, or of all that were read."""
+        """Return the checkpoint with this tree, of these ``files``, or of all that were read."""
         contents = collect_weights(root, self.rebuilder, self.limits)
         whole = Parsed(self.folder, self._layout, self._traits, contents, root=root, rebuilder=self.rebuilder)
         return with_files(whole, [(name, self.files[name]) for name in (self.files if files is None else files)])
 
 
 def agree(what: str, said: Iterable[tuple[str, object]]) -> None:
-    """Raise MalformedFile unless all files that say something say the same."""
+    """Raise MalformedFile unless all values but None are equal; each comes with the file that it is from."""
     first: tuple[str, object] | None = None
     for name, value in said:
         if value is None:
@@ -176,7 +175,7 @@ def _shown(value: object) -> str:
 
 
 def of_larger_run(files: Sequence[str], world: int) -> Remark:
-    """Return what is said of files of more ranks than those that saved what is read."""
+    """Return the remark on files of more ranks than those that saved what is read."""
     what = f"{counted(len(files), 'file')} of ranks that this run has not, {world:,} are its: {some(files)}"
     return Remark("CK150", what, "They are of a run with more ranks that was saved here before.")
 
@@ -203,7 +202,7 @@ def of_parts(
     """
     Return tensors whose parts are in files of safetensors as one checkpoint.
 
-    Where parts do not fill their tensor, that is a remark, and reading the tensor raises.
+    If parts do not fill their tensor, that is a remark, and reading the tensor raises an error.
 
     Raises:
         MalformedFile: Parts of a tensor are of several types.
@@ -238,5 +237,5 @@ def _whole(
 
 
 def given(info: TensorInfo) -> TensorInfo:
-    """Return the tensor itself: what reads a piece that is known."""
+    """Return the tensor itself: it reads a piece that is known already."""
     return info

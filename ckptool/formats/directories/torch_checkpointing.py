@@ -6,8 +6,8 @@ Checkpoints of the package ``torch_checkpointing``: a file for each item and ran
 
 The index: ``{"metadata": {item: {"nested_path_to_metadata": {path: [{"ranks": …, "sharding_metadata": …}]},
 "rank_to_layout_info": {rank: None or {"file_path": …, "serialization_format": …}}}}, "world_size": 2, "version":
-"2.0"}``; a path is JSON. Items without a rule for other numbers of ranks are not in it. The parts say themselves which
-boxes they are; the index says which files there are, and which shapes the wholes have.
+"2.0"}``; a path is JSON. Items without a rule for other numbers of ranks are not in it. The parts record their own
+boxes; the index has the files, and the shapes of the whole tensors.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _MOST_RANKS: Final = 1 << 20
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether there is an index of this kind in the folder."""
+    """Return whether the folder has an index of this kind."""
     return INDEX in folder.files and any(mark in folder.head(INDEX, HEAD_NBYTES) for mark in MARKS)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
-    Read the index and the files of all ranks, and put together what they have parts of; no tensor is read.
+    Read the index and the files of all ranks, and join their parts; no tensor is read.
 
     Raises:
         FileUnavailable: Files that the index names are missing.
         MalformedFile: The index makes no sense, or the files are of another save.
-        UnsupportedFeature: An item is in files that do not say how they are cut.
+        UnsupportedFeature: An item is in files that do not record how they are cut.
     """
     index = side_by_side.opened(folder, probe, INDEX)
     world = nodes.lookup(_pairs(index.root), "world_size")
@@ -73,12 +73,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 def _pairs(node: Inert, *keys: str) -> Pairs:
-    """Return what a dict holds, or one that is in it under some keys; nothing if there is none."""
+    """Return the pairs of a dict, or of one inside it under some keys; empty if there is none."""
     return nodes.mapping_pairs(reduce(nodes.item, keys, node)) or []
 
 
 def _files(key: str, item: Inert) -> Iterator[tuple[int, str]]:
-    """Yield the ranks that have an item, and their files of ``torch.save``; values in other formats lie beside."""
+    """Yield the ranks that have an item, and their files of ``torch.save``; values in other formats are beside them."""
     for rank, layout in _pairs(item, "rank_to_layout_info"):
         file = nodes.lookup(_pairs(layout), "file_path") or f"{key}_{rank}.pt"
         kind = nodes.lookup(_pairs(layout, "serialization_format"), "type")
@@ -101,7 +101,7 @@ def _refuse_missing(folder: FolderSource, files: list[str]) -> None:
 
 
 def _absent(key: str, item: Inert, parsed: Parsed) -> Iterator[str]:
-    """Yield the names that the index has and no file; a tensor of another shape is an error."""
+    """Yield the names that are in the index and in no file; a tensor of another shape is an error."""
     for path, groups in _pairs(item, "nested_path_to_metadata"):
         first = groups[0] if isinstance(groups, list) and groups else None
         components = parse(str(path).encode(errors="replace"), f"a path in {INDEX!r}", "index")

@@ -1,4 +1,4 @@
-"""All checkpoints in a folder and below it, or at an address. Files that are one checkpoint together are one."""
+"""Find all checkpoints in and below a folder, or at an address; files that are one checkpoint together count as one."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from ckptool.sources.far_folder import FarFolder
 
 Found: TypeAlias = tuple[str, bool]
-"""A path, and whether its name says that it is a checkpoint."""
+"""A path, and whether its name is that of a checkpoint."""
 
 _OF_BUCKET: Final = 3
 """Slashes in the address of a whole bucket."""
 _SNAPSHOTS: Final = "snapshots"
 _BLOBS: Final = "blobs"
-"""In the cache of a hub, what the links in the snapshots lead to."""
+"""The folder in the cache of a hub that the links in the snapshots lead to."""
 
 
 def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None = None) -> Iterator[Found]:
     """
-    Yield the path of every checkpoint in a folder and below it, sorted in each folder, its files before its folders.
+    Yield the path of every checkpoint in and below a folder, sorted in each folder, its files before its folders.
 
-    Files whose names do not say what they are come, too: what is in them decides. Links to folders are not followed,
-    and folders of version control and tools are left out; those of them that lead out of ``path``, or hold what is not
-    seen otherwise, are ``passed``. Folders that are checkpoints are opened, to see what else is in them; unless it
-    ``opens`` none: then whoever opens them asks for ``beside``.
+    Files whose names do not show what they are come, too: their content decides. Links to folders are not followed, and
+    folders of version control and tools are left out; of these, ``passed`` gets those that lead out of ``path``, or
+    contain what is not found otherwise. With ``opens``, folders that are checkpoints are opened to find what else is in
+    them; otherwise the caller, who opens them, calls ``beside``.
     """
     todo = [path]
     passed = [] if passed is None else passed
@@ -42,7 +42,7 @@ def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None
         place = todo.pop()
         try:
             folder = FolderSource(place)
-        except Failure:  # opening it says why
+        except Failure:  # opening it reports why
             yield place, True
             continue
         with closing(folder):
@@ -66,7 +66,7 @@ def _folders(place: str, folder: FolderSource) -> Iterator[str]:
 
 
 def _passed(root: str, place: str, folder: FolderSource) -> Iterator[str]:
-    """Yield the folders that are not looked into here, and not under another name below ``root``."""
+    """Yield the folders that are not searched here, and not under another name below ``root``."""
     for name in folder.folders:
         path = os.path.join(place, name)
         if name in UNTOLD or (os.path.islink(path) and not is_below(root, path)):
@@ -74,14 +74,14 @@ def _passed(root: str, place: str, folder: FolderSource) -> Iterator[str]:
 
 
 def _beside(place: str, passed: list[str]) -> Iterator[Found]:
-    """Yield a folder that is one checkpoint, and what it holds beside that."""
+    """Yield a folder that is one checkpoint, and what else is in it."""
     from ckptool.formats import open_checkpoint
 
     yield place, True
     try:
         with open_checkpoint(place) as checkpoint:
             others = beside(checkpoint)
-    except Failure:  # whoever opens the folder is told
+    except Failure:  # opening the folder raises the same
         others = inside_refused(place)
     for other in others:
         if os.path.isdir(other):
@@ -91,7 +91,7 @@ def _beside(place: str, passed: list[str]) -> Iterator[Found]:
 
 
 def beside(checkpoint: Checkpoint) -> list[str]:
-    """Return the paths of what lies in the folder of a checkpoint and may hold others: folders, and files by names."""
+    """Return the paths in the folder of a checkpoint that may be others: folders, and files by their names."""
     if checkpoint.beside and is_far(checkpoint.path):
         far = ((one, is_likely(one.name)) for one in checkpoint.beside)
         return [one.path if is_file else f"{one.path}/" for one, is_file in far if is_file or one.nbytes is None]
@@ -100,7 +100,7 @@ def beside(checkpoint: Checkpoint) -> list[str]:
 
 
 def inside_refused(place: str) -> list[str]:
-    """Return the paths of what lies in a folder that cannot be opened as a checkpoint, as ``beside`` would."""
+    """Return the paths in a folder that cannot be opened as a checkpoint, as ``beside`` would."""
     try:
         folder = FolderSource(place)
     except Failure:
@@ -111,7 +111,7 @@ def inside_refused(place: str) -> list[str]:
 
 
 def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
-    """Yield the checkpoints among the files of a folder: it stands itself for its only index, or set of shards."""
+    """Yield the checkpoints among the files of a folder, which itself stands for its only index, or set of shards."""
     together = [one for one in filenames.candidates(files) if one.kind != "file"]
     chosen = filenames.choose(files).candidates
     whole = together[0] if len(chosen) == 1 and together[:1] == list(chosen) else None
@@ -128,15 +128,15 @@ def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
 
 def checkpoints_at(address: Remote) -> Iterator[Remote]:
     """
-    Yield the address of every checkpoint at an address, with its tag and its size where a list has them.
+    Yield the address of every checkpoint at an address, with its tag and its size if a listing has them.
 
-    What a prefix stands for is told by one listing. Of files only those come whose names are those of checkpoints, as
-    each that is opened takes a request; files that are one checkpoint together are one.
+    One listing shows what is below a prefix. Of files, only those with names of checkpoints come, as opening each takes
+    a request; files that are one checkpoint together are one.
 
-    What cannot be listed, or has nothing in it, comes as it is: opening it says why.
+    What cannot be listed, or is empty, comes unchanged: opening it reports why.
 
     Raises:
-        CkptoolError: The store or the hub cannot be asked.
+        CkptoolError: The store or the hub cannot be reached.
     """
     from ckptool.sources.address import HUB, STORES
     from ckptool.sources.remote import hub  # imported only when an address is given

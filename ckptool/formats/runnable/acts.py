@@ -1,4 +1,4 @@
-"""What was found in the pickles and programs of a file: what they do, the names they ask for, what was not seen."""
+"""What a search found in pickles and programs: what they do, the names they refer to, what was not inspected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckptool.pickles.alarms import Grade, How, package_of
 
 
 def place(record: str, name: str) -> str:
-    """Return the place of what has this name in a record."""
+    """Return the place of what has this name in a record, as text."""
     return "::".join(filter(None, (record, name)))
 
 
@@ -26,9 +26,9 @@ class Act(NamedTuple):
     record: str
     """The archive member; empty for the file itself."""
     offset: int
-    """Of the opcode that does it first, from the start of the record, or of the pickle inside it."""
+    """Offset of the opcode that does it first, from the start of the record, or of the pickle inside it."""
     nested_at: int | None = None
-    """Where in the record the string begins that holds the pickle, if it is inside another one."""
+    """Offset in the record of the string that contains the pickle, if it is inside another one."""
     times: int = 1
 
     @property
@@ -38,17 +38,17 @@ class Act(NamedTuple):
 
 
 def of_kind(name: str, record: str) -> Act:
-    """Return what it comes to that a file holds a program of a kind, whatever that does."""
+    """Return the act of a program of this kind, whatever it does."""
     return Act("program", "runs", name, name, None, record, 0)
 
 
 def of_program(name: str, text: str, why: str, record: str, offset: int) -> Act:
-    """Return what a program in a file does that reaches the system."""
+    """Return the act of a program in a file that reaches the system."""
     return Act("system", "runs", name, text, why, record, offset)
 
 
 class Name(NamedTuple):
-    """A name that a pickle asks for."""
+    """A name that a pickle refers to."""
 
     module: str
     name: str
@@ -61,20 +61,20 @@ class Survey(NamedTuple):
     """What was found in all pickles of a file."""
 
     acts: tuple[Act, ...] = ()
-    """In the order of the file; what is done again and again stands there once."""
+    """In the order of the file; what is done repeatedly is listed once."""
     names: tuple[Name, ...] = ()
-    """What the pickles that were followed ask for, and those that no format had read."""
+    """The names that pickles refer to, those that were followed, and those that no format had read."""
     unseen: tuple[str, ...] = ()
-    """What could not be looked at, and why."""
+    """What could not be inspected, and why."""
 
     def of(self, grade: Grade, *, called: bool = True) -> list[Act]:
-        """Return the acts of one grade: those that do something, or references alone."""
+        """Return the acts of one grade: those that do something, or only the references."""
         return [act for act in self.acts if act.grade == grade and (act.how != "refers") == called]
 
 
 def reached(acts: Iterable[Act], *, is_whole: bool = True) -> Grade:
-    """Return how far acts reach together. What was not looked at, where they are not the ``whole``, may be code."""
-    # A name that is only asked for runs its module.
+    """Return the highest grade of acts; what was not inspected, unless ``is_whole``, may be code."""
+    # A name that is only referred to runs its module.
     grades = {"code" if one.how == "refers" and one.grade == "system" else one.grade for one in acts}
     found: Grade = max(grades, key=get_args(Grade).index, default="data")
     return found if is_whole or found == "system" else "code"

@@ -1,9 +1,9 @@
 """
-Find pickles and programs in whatever holds them, and keep what they would do.
+Find pickles and programs in whatever contains them, and keep what they would do.
 
-``Search.anything`` looks at what a source is: packed (gzip and the like, a zip, a tar), an array of numpy, JSON, or
-pickles, each of which is read as far as it goes, and judged. What lies inside (members, strings of pickles) is looked
-at in the same way, a level deeper. Levels, time and memory are bounded by what the file itself has.
+``Search.anything`` detects what a source is: packed (gzip and the like, a zip, a tar), an array of numpy, JSON, or
+pickles, each of which is read as far as possible, and judged. What is inside (members, strings of pickles) is searched
+in the same way, one level deeper. Levels, time and memory are bounded by the size of the file itself.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from ckptool.sources.source import BytesSource, SliceSource, Source
 _PACKED: Final = "packed-otherwise"
 """The kind of the error for what cannot be unpacked here."""
 _DEEPEST: Final = 16
-"""Archives, and pickles in the bytes of pickles, inside each other."""
+"""Most archives, and pickles in the bytes of pickles, inside each other."""
 _MOST_COST: Final = 1 << 24
 _MOST_RATIO: Final = 4
-"""Budget for what lies inside others, in bytes: so much, or so many times the size of the file."""
+"""Budget for what is inside others, in bytes: so much, or so many times the size of the file."""
 _COST: Final = 128
 _COST_OF_PICKLE: Final = 512
-"""What each thing takes of it beside its bytes, and each pickle that no format has read."""
+"""What each thing inside costs in addition to its bytes, and each pickle that no format has read."""
 _MOST_TIMES: Final = 4
-"""How often what the file may grow to may be unpacked, one after the other."""
+"""How many times the size that the file may grow to may be unpacked in all."""
 _HEAD: Final = 512
 _STEP: Final = 1 << 20
 MOST_LISTED: Final = 1000
-"""Acts: of more, those that are known to reach the system."""
+"""Most acts that are listed; beyond that, only those that are known to reach the system."""
 _MOST_UNSEEN: Final = 100
 _MOST_NAMES: Final = 100_000
 _LONGEST: Final = 4096
-"""A name is shown up to there: it may be as long as the file."""
+"""Most characters of a name that are shown: it may be as long as the file."""
 _LONGEST_END: Final = END.size + 0xFFFF
 """Bytes of the record that ends a zip, with its comment."""
 _FURTHER: Final = 2 << 12
-"""Bytes before it that miniz, which reads zips for PyTorch, may look at as well, for it reads whole blocks."""
+"""Bytes before it that miniz, which reads zips for PyTorch, may search as well, as it reads whole blocks."""
 _OF_PROGRAMS: Final = (
     *(".py\n", "bytecode.pkl\n", "constants.pkl\n", ".json\n", ".data/extern_modules\n", "archive_format\n"),
     *(f"{other_programs.NEMO}\n", "/models/", "/aotinductor/"),
@@ -78,7 +78,7 @@ _LONGEST_MAGIC: Final = 48
 _TEXT_OPCODES: Final = frozenset(
     b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
 )
-"""What a pickle without PROTO may begin with."""
+"""Opcodes that a pickle without PROTO may begin with."""
 _IS_NAME: Final = re.compile(r"[A-Za-z_][\w.]*").fullmatch
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _UNPACKABLE: Final = "packed with Zstandard or LZ4"
@@ -92,23 +92,23 @@ _OTHERWISE: Final = {
     b"LZIP\x01": "packed by lzip",
     b"\xff\x06\0\0sNaPpY": "packed with Snappy",
 }
-"""How files begin that pack others in ways which are not unpacked here."""
+"""Beginnings of files that pack others in ways that are not unpacked here."""
 _FIRST: Final = frozenset(one[0] for one in (*BEGINNINGS, LOCAL_MAGIC, _ZSTANDARD, *_OTHERWISE))
-"""What anything begins with that packs others, but tars."""
+"""First bytes of everything that packs others, except tars."""
 
 
 class Place(NamedTuple):
-    """Where something lies that is looked at."""
+    """The place of something that is searched."""
 
     record: str = ""
     """The archive member; empty for the file itself."""
     nested_at: int | None = None
-    """Where in the record the string begins that holds it, if one does."""
+    """Offset in the record of the string that contains it, if one does."""
     depth: int = 0
-    """How many archives and strings are around it."""
+    """How many archives and strings contain it."""
 
     def member(self, name: str) -> Place:
-        """Return the place of what has this name in it."""
+        """Return the place of the member with this name in it."""
         return self._replace(record=place(self.record, name))
 
     def inside(self) -> Place:
@@ -126,7 +126,7 @@ _FILE: Final = Place()
 
 
 class Search:
-    """Looks into sources, and keeps what it finds."""
+    """Searches sources, and keeps what it finds."""
 
     def __init__(self, limits: Limits, beside: Callable[[], str | None] | None = None) -> None:
         self.acts: dict[tuple[object, ...], Act] = {}
@@ -139,17 +139,17 @@ class Search:
         self._cost = 0
         self._file_nbytes = 0
         self._held_nbytes = 0
-        """Of what is unpacked in memory now."""
+        """Bytes that are unpacked in memory now."""
         self._unpacked_nbytes = 0
         self._parts: set[tuple[str, tuple[int, int]]] = set()
 
-    # What is looked at
+    # What is searched
 
     def anything(self, source: Source, where: Place = _FILE) -> None:
-        """Look at whatever a source is; then raise what is wrong with it."""
+        """Search whatever a source is; then raise what is wrong with it."""
         head = source.read(0, min(_HEAD, source.nbytes))
         self._of_file(source)
-        if where is _FILE or not tars.is_tar(head):  # that ends with a member, which is looked at by itself
+        if where is _FILE or not tars.is_tar(head):  # a tar ends with a member, which is searched by itself
             self.ending(source, where)
         self.flatbuffer(source, where.record)
         if self._packed(source, head, where):
@@ -163,13 +163,13 @@ class Search:
             self._arrays(source, where)
 
     def in_text(self, source: Source) -> None:
-        """Look at what a table, a log or another text has as base64."""
+        """Search the base64 in a table, a log or another text."""
         if holders.is_text(head := source.read(0, min(_HEAD, source.nbytes))) and not holders.is_json(head):
             for at, data in holders.base64_texts(source, is_json=False):
                 self.inside(BytesSource(data), Place(nested_at=at))
 
     def inside(self, source: Source, where: Place) -> None:
-        """Look at what lies in another source. What only begins like an archive is passed over."""
+        """Search something inside another source. What only begins like an archive is ignored."""
         if not self._affords(_COST + source.nbytes, where):
             return
         try:
@@ -180,7 +180,7 @@ class Search:
             return
 
     def member(self, archive: Archive, name: str, record: str) -> None:
-        """Look at one member of an archive."""
+        """Search one member of an archive."""
         self._content(partial(archive.open, name), Place(record))
 
     def _content(self, opened: Callable[[], Source], where: Place) -> None:
@@ -196,7 +196,7 @@ class Search:
             self.miss(f"{where.record or 'the file'}: {error.message}")
 
     def _affords(self, cost: int, where: Place) -> bool:
-        """Say whether the budget allows one thing more; note the first that it does not."""
+        """Return whether the budget allows one more thing; note the first that it does not allow."""
         most, before = max(_MOST_COST, _MOST_RATIO * self._file_nbytes), self._cost
         self._cost += cost
         if before <= most < self._cost:
@@ -204,12 +204,12 @@ class Search:
         return self._cost <= most
 
     def _of_file(self, source: Source) -> None:
-        """Take a source for a part of the file, unless it was unpacked from it."""
+        """Count a source as a part of the file, unless it was unpacked from it."""
         if not self._held_nbytes:
             self._file_nbytes = max(self._file_nbytes, source.nbytes)
 
     def _arrays(self, source: Source, where: Place) -> None:
-        """Look at the pickles in a file of numpy, which stand for objects, and at what follows its arrays."""
+        """Search the pickles in a file of numpy, which stand for objects, and what follows its arrays."""
         at = 0
         while at < source.nbytes:
             found = holders.array_at(source, at)
@@ -227,7 +227,7 @@ class Search:
     # What is packed
 
     def _packed(self, source: Source, head: bytes, where: Place) -> bool:
-        """Look into a source that packs others; say whether it does."""
+        """Search inside a source that packs others; return whether it does."""
         begin, compression = 0, None
         if head and head[0] in _FIRST:
             compression = compression_of(head)
@@ -259,7 +259,7 @@ class Search:
         return not head.startswith(NUMPY)
 
     def _left(self) -> Limits:
-        """Return limits that allow to unpack what the file may still grow to."""
+        """Return limits for unpacking what the file may still grow to."""
         most = self.limits.inflated(self._file_nbytes)
         left = max(0, min(most - self._held_nbytes, _MOST_TIMES * most - self._unpacked_nbytes))
         return self.limits._replace(inflated_nbytes=left, inflation_ratio=0)
@@ -312,7 +312,7 @@ class Search:
         self._members(archive, where, is_tar=True)
 
     def _members(self, archive: Archive, where: Place, *, is_tar: bool = False) -> None:
-        """Look at an archive, and its members, but for the storages of a tree: no loader starts a pickle there."""
+        """Search an archive and its members, except the storages of a tree: no loader starts a pickle there."""
         from ckptool.formats import torch_tar, torch_zip  # few files hold archives
 
         self.programs(archive, where.record)
@@ -329,7 +329,7 @@ class Search:
                 self._content(partial(archive.open, name), where.member(name))
 
     def unused(self, source: Source, parts: Iterable[range], record: str = "") -> None:
-        """Note bytes that have no part in the format of a file, but for zeros, with which writers fill up."""
+        """Note bytes that belong to no part of a format, except zeros, which writers use as padding."""
         for part in parts:
             ends = range(part.start, min(part.stop, part.start + PADDING_NBYTES), _STEP)
             is_padding = not any(source.read(at, min(_STEP, part.stop - at)).strip(b"\0") for at in ends)
@@ -337,7 +337,7 @@ class Search:
                 self.miss(f"{record or 'the file'}: {_without_part(len(part), part.start)}")
 
     def as_tar(self, source: Source, where: Place = _FILE) -> None:
-        """Look at what is read as something else as a tar, too, if it is one: ``torch.load`` asks for that first."""
+        """Search a tar that is read as something else, too: ``torch.load`` tries tars first."""
         if tars.is_tar(source.read(0, min(tars.BLOCK, source.nbytes))):
             try:
                 self._tar(source, where)
@@ -345,7 +345,7 @@ class Search:
                 self.miss(f"the tar that it is as well: {error.message}")
 
     def ending(self, source: Source, where: Place = _FILE) -> None:
-        """Look into the zip that ends what begins otherwise, for its readers look there."""
+        """Search the zip at the end of a file that begins as something else: readers of zips look there."""
         begin = max(0, source.nbytes - _LONGEST_END)
         further = max(0, begin - _FURTHER)
         if source.read(0, min(len(LOCAL_MAGIC), source.nbytes)) == LOCAL_MAGIC:
@@ -355,17 +355,17 @@ class Search:
         tail = source.read(further, min(begin + len(END_MAGIC) - 1, source.nbytes) - further)
         front = zips.in_front(source)
         if front is None and END_MAGIC not in tail:
-            return  # bytes that only look like the end, if there are some: no reader opens it
+            return  # bytes that only look like the end, if any: no reader opens it
         try:
             part = SliceSource(source, front, source.nbytes - front) if front and front > 0 else source
-            self._zip(part, where, is_all=False)  # what is around it may be of what the file begins as
+            self._zip(part, where, is_all=False)  # what precedes it may belong to what the file begins as
         except (LimitExceeded, UnreadableFile, UnsupportedFeature) as error:
             self.miss(f"{where}: the zip at its end: {error.message}")
 
     # Pickles
 
     def stream(self, stream: Stream, record: str, pickles: Sequence[Pickle] = ()) -> None:
-        """Judge consecutive pickles; read them, if that was not done before."""
+        """Judge consecutive pickles; read those that were not read before."""
         self._of_file(stream.source)
         where = Place(record)
         for one in pickles:
@@ -376,7 +376,7 @@ class Search:
             at = resume[at] if at in resume else self._one(stream.source, at, where, has_arrays=stream.has_arrays)
 
     def part(self, part: Part) -> None:
-        """Look at an item of a folder, unless its file is missing, which is known; once, whoever has it."""
+        """Search an item of a folder once, whoever has it; a missing file is reported elsewhere."""
         if (part.file, part.at) in self._parts or not self._affords(_COST, Place(part.file)):
             return
         self._parts.add((part.file, part.at))
@@ -394,7 +394,7 @@ class Search:
 
     def _one(self, source: Source, start: int, where: Place, *, has_arrays: bool = True) -> int:
         """
-        Read one pickle and judge it, and return where it ends; -1 where it breaks off.
+        Read one pickle and judge it; return where it ends, or -1 if it is not complete.
 
         If there are elements of arrays between the opcodes, joblib skips them and ``pickle.load`` does not.
         """
@@ -421,7 +421,7 @@ class Search:
             self._only_sure(read_as_far(source, pickle.start), where, pickle.blocks[0].start)
 
     def beginning(self, source: Source, where: Place = _FILE) -> None:
-        """Look for pickles at the begin of what is something else as well: a loader of pickles does not ask."""
+        """Search for pickles at the begin of a file of another format: loaders of pickles do not check the format."""
         head, at = source.read(0, min(4, source.nbytes)), 0
         while 0 <= at < source.nbytes and (head[0] == _PROTO or head[0] in _TEXT_OPCODES) and head != LOCAL_MAGIC:
             found = read_as_far(source, at)
@@ -430,9 +430,9 @@ class Search:
 
     def _only_sure(self, pickle: Pickle, where: Place, first: int = 0) -> None:
         """
-        Keep what asks for a name or calls it, of bytes that are something else: that is hardly a chance.
+        Keep what refers to a name or calls it, in bytes of another format: that is hardly a coincidence.
 
-        Of elements of arrays, from ``first`` on, it may be one: of these, calls that are known alone.
+        In elements of arrays, from ``first`` on, it may be one: there, keep only known calls that reach the system.
         """
         for offset, verdict in self._judge.verdicts(pickle):
             is_act = verdict.how not in ("odd", "asks") and _IS_NAME(verdict.name)
@@ -443,7 +443,7 @@ class Search:
             self.miss(f"{where}: {pickle.broken}")
 
     def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0, *, is_sure: bool = False) -> None:
-        """Look at the pickles that a source begins with, if it does."""
+        """Search the pickles at the begin of a source, if there are any."""
         if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
             return
         # Plain pickles have a stream of a storage for each tensor.
@@ -451,7 +451,7 @@ class Search:
             self._pickles(source, at, where, is_sure=is_sure)
 
     def behind(self, source: Source, at: int, record: str = "") -> None:
-        """Look at what stands behind what is loaded."""
+        """Search what follows the part that is loaded."""
         if compression_of(source.read(0, min(_HEAD, source.nbytes))) is not None:
             self.miss(f"{record or 'the file'}: {_without_part(source.nbytes - at, at)}")
         else:
@@ -460,9 +460,9 @@ class Search:
 
     def _pickles(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> None:
         """
-        Look at pickles one behind the other, as far as there are some.
+        Search consecutive pickles, as many as there are.
 
-        What ``torch.save`` wrote before 1.6 has five, and is followed by its storages.
+        A file that ``torch.save`` wrote before 1.6 has five, followed by its storages.
         """
         begin, legacy_at, left = at, at, 0
         is_marked = where.nested_at is None and source.read(at, 1) == b"\x80"
@@ -488,7 +488,8 @@ class Search:
     def _unread(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> int:
         """
         Judge a pickle that no format has read; return where it ends, or -1. One that breaks off before it calls
-        anything is forgotten as text, unless it is surely a pickle, or a file begins by naming what reaches the system.
+        anything is dropped as text, unless it is surely a pickle, or the file begins with it and it names what reaches
+        the system.
         """
         if not self._affords(_COST_OF_PICKLE, where):
             return -1
@@ -507,12 +508,12 @@ class Search:
     # Programs
 
     def flatbuffer(self, source: Source, record: str = "") -> None:
-        """Look at the TorchScript of a flatbuffer, which a file of any kind may be as well."""
+        """Search the TorchScript of a flatbuffer, which a file of any format may also be."""
         if source.nbytes > len(_FLATBUFFER) + 4 and source.read(4, len(_FLATBUFFER)) == _FLATBUFFER:
             self.programs(source, record)
 
     def programs(self, found: Archive | Source, record: str = "") -> None:
-        """Look at the programs in an archive, or at one that is a file by itself."""
+        """Search the programs in an archive, or one that is a file by itself."""
         if isinstance(found, Archive):
             self.foreign(record, other_programs.among(found, found.head))
             names = "\n/".join(found).lower()
@@ -535,7 +536,7 @@ class Search:
             self.miss(f"{record or 'the file'}: {error.message}")
 
     def foreign(self, record: str, found: Iterable[tuple[str, str, str | None]]) -> None:
-        """Keep what loaders of other kinds run in the files of a record, and why; without that, it is not looked at."""
+        """Keep what other loaders run in the files of a record, and why; without that, note it as not inspected."""
         for name, what, why in found:
             where = place(record, name)
             unseen = f"{where}: {what}" if where else what
@@ -544,18 +545,18 @@ class Search:
     # What was found
 
     def survey(self) -> Survey:
-        """Return what was found; names and texts that are longer than any module's are cut."""
+        """Return what was found; long names and texts are cut."""
         acts = (one._replace(name=cut(one.name, _LONGEST), text=cut(one.text, _LONGEST)) for one in self.acts.values())
         names = (one._replace(module=cut(one.module, _LONGEST), name=cut(one.name, _LONGEST)) for one in self.names)
         return Survey(tuple(acts), tuple(names), tuple(self.unseen))
 
     def miss(self, what: str) -> None:
-        """Note what could not be looked at, as far as people read."""
+        """Note what could not be searched, up to as many as people read."""
         if len(self.unseen) < _MOST_UNSEEN:
             self.unseen.append(what)
 
     def keep(self, act: Act) -> None:
-        """Keep what something beside the pickles does."""
+        """Keep an act of something beside the pickles."""
         self.acts.setdefault((act.grade, act.name, act.record, act.text), act)
 
     def _note(self, verdict: Verdict, where: Place, offset: int) -> None:

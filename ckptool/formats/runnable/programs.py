@@ -1,10 +1,10 @@
 """
-Programs that archives hold beside their pickles: which of their words reach the system. Nothing of them runs.
+Find what reaches the system in programs that archives contain beside their pickles. Nothing of them runs.
 
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;
 what AOTInductor compiled of it is a library that is loaded, or C++ that is compiled first.
-``torch.package`` imports Python's source from the archive. Settings say what their loader calls.
+``torch.package`` imports Python's source from the archive. Settings name what their loader calls.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from ckptool.pickles.judge import is_listed
 from ckptool.sources.source import Source
 
 _MOST_READ: Final = 1 << 28
-"""Bytes of programs that are looked at in one archive."""
+"""Bytes of programs that are inspected in one archive."""
 _MOST_ACTS: Final = 100
 _PACKAGE: Final = "/.data/extern_modules"
 _EXPORTED: Final = ("/archive_format", "/serialized_exported_program.json")
 EXPORTED: Final = "an exported program"
 _GRAPHS: Final = "/models/"
-"""The folder that every member of is a graph, whatever its name ends with, in the archive of an exported program."""
+"""In the archive of an exported program, every member of this folder is a graph, whatever its suffix."""
 _COMPILED: Final = re.compile(r".*?(data/aotinductor/[^/]*)", re.IGNORECASE).match
 """The folders that ``torch.export.load`` makes runners of; it takes a file in their place for one of them."""
 
 _LONGEST: Final = 120
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n[ \t]*)")
-"""In a string of YAML: a character by its number, or a line that goes on."""
+"""In a string of YAML: a character by its number, or a line that continues."""
 _MENTION: Final = re.compile(r"(?<!\w)_target_(?!\w)|^(?:target|cls)(?=[\"']?[ \t]*:)", re.MULTILINE)
 _CALL: Final = re.compile(
     r"[\"']?[ \t]*:[ \t]+(?P<quote>[\"']?)(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)+)(?P=quote)[ \t]*(?:[,}#\r\n]|$)"
@@ -62,7 +62,7 @@ _COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*$", re.MULTILINE)
 
 
 Member: TypeAlias = "tuple[str, int, Callable[[], Source]]"
-"""Its name, its bytes, and what opens it."""
+"""Its name, its size in bytes, and a function that opens it."""
 
 
 def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
@@ -70,7 +70,7 @@ def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
     Yield what the programs of an archive do.
 
     Raises:
-        LimitExceeded: There is more of them than is looked at. What the others do was yielded.
+        LimitExceeded: Some are too much to be inspected. What the others do was yielded before.
     """
     names = [name for name, _, _ in members]
     ends = [f"/{name}".lower() for name in names]
@@ -97,7 +97,7 @@ def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
             content = opened()
             data = content.read(0, content.nbytes)
         except Failure:
-            continue  # that it cannot be read is said elsewhere
+            continue  # an error of reading is reported elsewhere
         for act in read(data, place(record, name)):
             found += 1
             if found > _MOST_ACTS:
@@ -108,7 +108,7 @@ def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
 
 
 def _reader(name: str, *, is_exported: bool) -> Callable[[bytes, str], Iterator[Act]] | None:
-    """Return what reads a member by its name, which torch looks for in lower case; None if it is no program."""
+    """Return the reader of a member by its name, which torch looks up in lower case; None if it is not a program."""
     lowered = name.lower()
     if name.endswith(NEMO):
         return lambda data, record: of_settings(str(data, "utf-8", "replace"), record)
@@ -137,11 +137,10 @@ def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
 
 def of_settings(text: str, record: str) -> Iterator[Act]:
     """
-    Yield what settings have their loader call; what cannot be followed may reach the system.
+    Yield what settings make their loader call; what cannot be followed may reach the system.
 
     NeMo's ``restore_from`` imports the class under ``target``, and calls what each ``_target_`` names with the settings
-    beside it, as Hydra does. No reader of YAML is needed: a mention that is not plainly a key with a name is one that
-    cannot be followed.
+    beside it, as Hydra does. YAML is not parsed: a mention that is not plainly a key with a name cannot be followed.
     """
     text = _COMMENT.sub("", _ESCAPE.sub(lambda one: chr(int(one[1] or one[2] or "0", 16)).strip("\0"), text))
     for found in _MENTION.finditer(text):
@@ -166,11 +165,11 @@ _OPERATORS: Final = words(
 )
 _VERBS: Final = "read|write|load|save|open|exec|eval|system|download|files?"
 _TELLING: Final = re.compile(rf"(?:^|_)(?:{_VERBS})(?:_|$)").search
-"""What operators of other libraries are called that open files."""
+"""Words in the names of operators of other libraries that open files."""
 _LIBRARIES: Final = frozenset(("aten", "prim", "prims", "quantized", "c10d_functional", "_c10d_functional"))
-"""Torch's own, of which all that open files are known."""
+"""Torch's own libraries, of which all operators that open files are known."""
 _OF_ANY: Final = re.compile(rf"{_VERBS}|rpc_|classes|getattr").search
-"""One of them is in every program that opens files: only getattr() takes a name from a string, in parts maybe."""
+"""Every program that opens files contains one of these: only getattr() takes a name from a string, maybe in parts."""
 _ESCAPE_IN_CODE: Final = re.compile(r"\\[^\n]")
 _QUIET: Final = re.compile(
     r"\"{3}.*?(?:\"{3}|\Z)|'{3}.*?(?:'{3}|\Z)|#[^\n]*"
@@ -190,9 +189,9 @@ assigned.
 _CLASSES: Final = re.compile(rb"__torch__\.torch\.classes\.(\w*)")
 _OPERATOR: Final = re.compile(rb"(\w{1,64})::(?=(\w{1,64}))")
 _STRING_OF_FLATBUFFER: Final = re.compile(rb"[^\0]{8,}")
-"""Its strings end with NUL, and so does their length before them,"""
+"""The strings of a flatbuffer end with NUL, and so does the length before them if it is less than this:"""
 _LENGTH_WITHOUT_NUL: Final = 1 << 24
-"""unless it is this or more."""
+"""from here on, the last byte of a length is not NUL."""
 _TEXT_OF_PICKLE: Final = re.compile(rb"X(....)", re.DOTALL)
 
 
@@ -216,7 +215,7 @@ def of_source(data: bytes, record: str) -> Iterator[Act]:
 
 
 def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
-    """Yield the operators of TorchScript's byte code that open files; behind a name, opcodes follow without a gap."""
+    """Yield the operators of TorchScript's byte code that open files; opcodes follow a name without a gap."""
     for found in _OPERATOR.finditer(data):
         size = _TEXT_OF_PICKLE.fullmatch(data, max(0, found.start() - 5), found.start())
         end = found.start() + int.from_bytes(size[1], "little") if size is not None else found.end(2)
@@ -230,10 +229,10 @@ def of_byte_code(data: bytes, record: str) -> Iterator[Act]:
 
 def of_flatbuffer(source: Source, record: str) -> Iterator[Act]:
     """
-    Yield what the program in a flatbuffer does: its operators that open files, of its byte code and its source.
+    Yield what the program in a flatbuffer does: operators that open files, in its byte code and its source.
 
     Raises:
-        LimitExceeded: It is larger than what is looked at.
+        LimitExceeded: It is larger than what is inspected.
     """
     if source.nbytes > _MOST_READ:
         raise LimitExceeded(f"a program of more than {show_nbytes(_MOST_READ)}")
@@ -264,7 +263,7 @@ def _opens_files(library: str, operator: str) -> bool:
 
 _LONGEST_FORMULA: Final = 1 << 14
 _FREE: Final = words("stack_trace nn_module_stack torch_fn from_node custom as_string as_strings")
-"""Keys of texts that torch keeps, or gives to operators as they are."""
+"""Keys of texts that torch only keeps, or passes to operators unchanged."""
 _NAMES: Final = ("name", "as_name", "forward_arg_names")
 """Keys of names of values, which become variables."""
 _PLAIN: Final = re.compile(r"[\w .:/@+*-]*").fullmatch
@@ -274,9 +273,9 @@ _TARGET: Final = re.compile(
     r"|_operator\.(?:eq|ne|[lg][et]|neg|pos|abs|add|sub|mul|mod|pow|truediv|floordiv|and_|or_|xor|[lr]shift|getitem)"
     r"|math\.(?!_)\w+|torch\._?sym_\w+|torch\._functorch\.predispatch\.\w+"
 ).fullmatch
-"""Operators that torch.export writes; those of libraries in two groups."""
+"""Operators that torch.export writes; the groups are the library and the name of an operator."""
 _LOOKED_UP: Final = ("torch", "_operator", "math")
-"""What torch takes for a path of attributes that begins so. It has no operator for other texts."""
+"""Beginnings of texts that torch takes for paths of attributes. It has no operator for other texts."""
 
 _CHARACTERS: Final = re.compile(r"[\w .,:'()\[\]+*/%<>=!&|^~-]*", re.ASCII).fullmatch
 _NODES: Final = (
@@ -298,18 +297,18 @@ _NUMBERS: Final = words("Integer Float")
 _ALL_COMPARED: Final = words("Max Min max min")
 _LARGEST: Final = 1 << 128
 _LARGEST_POWER: Final = 64
-"""Also the bits that a number has at most which is no integer."""
+"""Also the most bits of a number that is not an integer."""
 _MOST_TERMS: Final = 1 << 10
-"""sympy could take for ever for larger numbers, or for more terms."""
+"""For larger numbers, or for more terms, sympy could run forever."""
 _OF_TORCH: Final = ("OpaqueUnaryFn_", "BitwiseFn_")
-"""How names of other functions begin, of which torch makes a class for each."""
+"""Prefixes of the names of other functions, for each of which torch makes a class."""
 _METHODS: Final = words("size stride storage_offset dim numel ndimension is_integer bit_length")
-"""Of tensors and numbers, that guards call."""
+"""Methods of tensors and numbers that guards call."""
 
 
 def of_graph(data: bytes, record: str) -> Iterator[Act]:
     """
-    Yield what of an exported program is more than formulas, guards, operators that reckon, and names.
+    Yield what in an exported program is more than formulas, guards, operators that calculate, and names.
 
     ``torch.export`` evaluates the symbolic sizes and the guards, looks up the names of operators, writes the names of
     values into source code that it compiles, and imports what the layouts of arguments name.
@@ -332,7 +331,7 @@ def of_graph(data: bytes, record: str) -> Iterator[Act]:
         elif type(value) is list:
             left += ((key, one, is_layout) for one in value)
         elif type(value) is str and (is_layout or key not in _FREE):
-            if is_layout or key.endswith("_spec"):  # JSON, in which there is more of it as text
+            if is_layout or key.endswith("_spec"):  # JSON, which may contain more JSON as text
                 try:
                     left.append((key, json.loads(value), True))
                     continue
@@ -344,7 +343,7 @@ def of_graph(data: bytes, record: str) -> Iterator[Act]:
 
 
 def _imported(layout: dict[str, Any], record: str) -> Iterator[Act]:
-    """Yield what a part of a layout imports: an enumeration, or what makes the values of a defaultdict."""
+    """Yield what a part of a layout imports: an enumeration, or the factory of a defaultdict."""
     if "__enum__" in layout:
         name = str(layout.get("fqn")).replace(":", ".", 1)
         is_system = is_known(name) or reaching(name, name.rpartition(".")[2]) is not None
@@ -358,7 +357,7 @@ def _imported(layout: dict[str, Any], record: str) -> Iterator[Act]:
 
 
 def _why_of_text(key: str, text: str) -> str | None:
-    """Return in which way a text in a graph, under this key, reaches the system."""
+    """Return how a text in a graph, under this key, reaches the system; None if it does not."""
     if key in ("expr_str", "guards_code"):
         return None if len(text) <= _LONGEST_FORMULA and _reckons(text) else EVALUATES
     if key in ("target", "as_operator"):
@@ -376,9 +375,9 @@ def _why_of_text(key: str, text: str) -> str | None:
 @lru_cache(maxsize=256)
 def _reckons(text: str) -> bool:
     """
-    Say whether a formula or a guard only reckons and compares: sympy evaluates the one, Python the other.
+    Return whether a formula or a guard only calculates and compares: sympy evaluates the one, Python the other.
 
-    sympy evaluates texts in formulas again, so there are none but those that it takes for names and digits.
+    sympy evaluates texts in formulas again, so only those are allowed that it takes for names and digits.
     """
     if not _CHARACTERS(text):
         return False
@@ -393,9 +392,9 @@ def _reckons(text: str) -> bool:
 
 
 def _terms(tree: ast.AST) -> float:
-    """Return how many terms a formula has at most once it is multiplied out; without end if a number is too large."""
+    """Return the most terms of a formula that is multiplied out; infinity if a number is too large."""
     found: dict[int, float] = {}
-    for node in reversed(list(ast.walk(tree))):  # what lies inside comes first
+    for node in reversed(list(ast.walk(tree))):  # inner nodes come first
         func = getattr(node, "func", None)
         name = func.id if isinstance(func, ast.Name) else type(getattr(node, "op", node)).__name__
         parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr) and one is not func]
@@ -417,7 +416,7 @@ def _terms(tree: ast.AST) -> float:
 
 
 def _size(node: ast.AST) -> float:
-    """Return how large a number is, or its precision; without end for what has to be reckoned first."""
+    """Return the size of a number, or of its precision; infinity for what has to be calculated first."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NUMBERS:
         values = [*node.args, *(one.value for one in node.keywords)]
         is_short = all(_size(one) <= _LARGEST_POWER for one in values[1:])

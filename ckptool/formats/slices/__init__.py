@@ -6,12 +6,12 @@ Parts of models: slices of tensor parallelism and FSDP, and stages of pipelines.
     model-rank-0-part-0.safetensors                             vLLM's sharded state
     rank0.safetensors, model.tp1.pt, tp_rank_00_pp_rank_00.pt   and whatever else counts its files
 
-Names say which files to compare (``numbering``), what is in them whether they are parts (``evidence``): what looks like
-a slice and is none are copies of one file, and files of one training at different times. Which tensors are cut, and
-along which dimension, is in the model alone: nothing is put together, unless rules say it (``recipes.joining``).
+Names decide which files to compare (``numbering``), content decides whether they are parts (``evidence``): copies of
+one file look like slices, and so do files of one training at different times. Which tensors are cut, and along which
+dimension, is in the model alone: nothing is joined, unless rules describe it (``recipes.joining``).
 
-What is one of a set otherwise (a shard, what one process wrote, what is kept beside the pieces of tensors) is known by
-its name, and by those in its folder.
+Files of other sets (a shard, what one process wrote, what is kept beside the pieces of tensors) are recognised by their
+names, and by those in their folder.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from ckptool.tensors.tensor import is_size
 _OF_MODEL_PARALLEL: Final = re.compile(r"model_(?:optim_)?rng\.pt|mp_rank_\d+_model_states\.pt")
 _OF_RANKS: Final = (("mp_world_size", "module"), ("args", "iteration", "model"), ("args", "iteration", "model0"))
 _FLAT: Final = re.compile(r"(?:.*\.)?_?flat_params?(?:[._]\d+)?", re.DOTALL)
-"""The parameters of a unit of FSDP, one behind the other, or what one process has of them."""
+"""The parameters of a unit of FSDP, one after another, or one process's part of them."""
 _OF_FSDP: Final = "flat parameters of FSDP, or a part of them: only the model knows their names and shapes"
 _MOST_SIBLINGS: Final = 4096
 _FEW: Final = 64
 _DEEPEST: Final = 2
-"""Folders above a file that may be those of ranks."""
+"""Most folders above a file that may be those of ranks."""
 _WHAT: Final = "files that each hold a slice of most tensors, as tensor parallelism and FSDP save them"
 SIZES: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
-"""What the arguments of a training with Megatron call the sizes of its groups."""
+"""The arguments of a training with Megatron that give the sizes of its groups."""
 
 
 def part_of(
     name: str, place: str, names: Iterable[str], parsed: Parsed, opening: Callable[[str], Parsed]
 ) -> PartOf | None:
-    """Return the slices that a file is one of, going by its name and by what is in the others; None if it is none."""
+    """Return the set of slices that a file belongs to, by its name and the others' content; None if there is none."""
     if (shard := _shard(place, name, names)) is not None:
         return shard
     own = parsed.contents.tensors
@@ -89,7 +89,7 @@ def part_of(
 
 
 def as_part(parsed: Parsed, name: str, place: str, names: Iterable[str], opening: Callable[[str], Parsed]) -> Parsed:
-    """Return what was read of a file of a folder, or of an archive, with the set that it is one of."""
+    """Return the content of a file of a folder or an archive, with the set that the file belongs to."""
     part = parsed.part_of or part_of(name, place, names, parsed, opening)
     if part is not None:
         return parsed._replace(part_of=part)
@@ -109,7 +109,7 @@ def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
 
 
 def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
-    """Return what was read of a file with what its name says, or what it holds, where no other is there."""
+    """Return the content of a file, marked as a part if its name or content shows that others are missing."""
     own, what, remedy = parsed.contents.tensors, "", ""
     if parsed.shards:
         unnamed = filenames.unnamed([one.name for one in parsed.shards], names)
@@ -139,19 +139,19 @@ def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> P
 
 
 def _is_of_rank(root: Inert) -> bool:
-    """Say whether what is at the top is what a rank of Megatron or DeepSpeed saves, whatever the file is called."""
+    """Return whether the root is what a rank of Megatron or DeepSpeed saves, whatever the name of the file."""
     pairs = nodes.mapping_pairs(root) or []
     return any(all(nodes.lookup(pairs, key) is not None for key in keys) for keys in _OF_RANKS)
 
 
 def ranks_said(root: Inert) -> int:
-    """Return how many ranks of model parallelism saved a file each, as one of them says: Megatron's, or DeepSpeed's."""
+    """Return how many ranks of model parallelism saved a file each, as a file of Megatron or DeepSpeed records it."""
     world = nodes.item(root, "mp_world_size")
     return world if is_size(world) and world else prod(arguments(root).get(size, 1) for size in SIZES[:2])
 
 
 def arguments(root: Inert) -> dict[str, int]:
-    """Return the sizes of the parallel groups, as the arguments of the training have them."""
+    """Return the sizes of the parallel groups, by the names of the arguments of the training."""
     found = nodes.item(root, "args")
     args = nodes.mapping_pairs(found) or nodes.attribute_pairs(found)
     sizes = {name: nodes.lookup(args, name) for name in SIZES}
@@ -162,7 +162,7 @@ WHICH: Final = ". Which tensors are cut, and along which dimension, is not in th
 
 
 def together(found: Mapping[str, Parsed]) -> str | None:
-    """Return why files of a folder are no checkpoints but parts of one; None if none of them are."""
+    """Return why files of a folder are not checkpoints but parts of one; None if they are not parts."""
     inside = {name: one for name, one in found.items() if not one.inside}
     inside |= {f"{name}/{below}": one for name, listed in found.items() for below, one in listed.inside.items()}
     for name, parsed in {numbers(name)[0]: (name, parsed) for name, parsed in reversed([*inside.items()])}.values():
@@ -171,7 +171,7 @@ def together(found: Mapping[str, Parsed]) -> str | None:
             continue
         files, _, gap, *_ = set_of(name, inside)
         if name not in found and len({one.partition("/")[0] for one in files}) == 1:
-            continue  # the listed folder that they are in says so itself
+            continue  # the entry of that folder reports it
         are_slices = _WHAT in part.what
         what = f"{counted(len(files), 'file')} are {'slices' if are_slices else 'parts'} of one model{gap}"
         why = WHICH if are_slices else ""
@@ -184,13 +184,13 @@ OF_RANK: Final = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,6})\.pt")
 """The index of ``torch_checkpointing``, and its other files."""
 HEAD_NBYTES: Final = 1 << 16
 MARKS: Final = (b"sharding_metadata", b"world_size")
-"""What is at the beginning of that index, and of no other file of its name."""
+"""What that index begins with, and no other file of its name."""
 _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
 
 
 def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
-    """Return what was read of a file with the set that it is one of, unless it is whole, or there alone."""
+    """Return the content of a file with the set that the file belongs to, unless it is complete, or the only one."""
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     if name.startswith("adapter_model.") and ADAPTER in names:
@@ -213,13 +213,13 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
 
 
 def _is_rounded(parsed: Parsed, names: Sequence[str]) -> bool:
-    """Say whether the weights of an engine of DeepSpeed are of 16 bits, where those of its optimizer are beside it."""
+    """Return whether an engine of DeepSpeed has weights of 16 bits, and the files of its optimizer beside it."""
     are_narrow = any(info.dtype.name in ("float16", "bfloat16") for info in parsed.contents.tensors.values())
     return are_narrow and any(one.endswith("_optim_states.pt") for one in names)
 
 
 def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
-    """Return the slices that a file is one of where each lies in or below the folder of a rank; None if it is none."""
+    """Return the set of slices that a file in or below the folder of a rank belongs to; None if there is none."""
     above, name = os.path.split(os.path.abspath(path))
     folders: list[str] = []
     for _ in range(_DEEPEST):
@@ -231,7 +231,8 @@ def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
         for one in folders:
             found = [f"{at}{there}/" for at in found for there in _like(os.path.join(above, at), one)][:_MOST_SIBLINGS]
         inside, own_name = [f"{one}{name}" for one in found], "/".join((*folders, name))
-        # Of thousands of folders, each file in one asks: the nearest first, and all only if that is of the same model.
+        # With thousands of folders, every file asks: so the nearest one first, and all only if that is of the same
+        # model.
         part, nearest = None, set_of(own_name, inside).nearest
         if all(os.path.isfile(os.path.join(above, one)) for one in nearest):
             part = _slice_of(above, own_name, inside, parsed, probe)
@@ -244,7 +245,7 @@ def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
 
 
 def of_hosts(parsed: Parsed, probe: Probe) -> Parsed:
-    """Return what was read of a folder of several checkpoints: parts, if those in the folders beside it say so."""
+    """Return a listing of several checkpoints, marked as parts if the adjacent folders show that."""
     first = next(iter(parsed.inside.values()), None)
     path = getattr(first and first.source, "path", None)
     part = of_ranks(path, first, probe) if first and path and parsed.unmerged is None else None
@@ -252,7 +253,7 @@ def of_hosts(parsed: Parsed, probe: Probe) -> Parsed:
 
 
 def _like(place: str, folder: str) -> Sequence[str]:
-    """Return the folders that are called like one, up to numbers."""
+    """Return the folders whose names differ from one in numbers alone."""
     pattern, found = numbers(folder)
     alike = (one for one in directory_entries(place, folders=True) if numbers(one)[0] == pattern)
     return list(alike) if found else [folder]
@@ -264,7 +265,7 @@ def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe
 
 
 def _is_copy(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> bool:
-    """Say whether the next file of a set holds the same tensors, as far as they are compared."""
+    """Return whether the next file of a set has the same tensors, as far as they are compared."""
     own = parsed.contents.tensors
     try:
         with opening_of(partial(_detached, place, probe), probe) as opening:
@@ -282,13 +283,13 @@ def _detached(place: str, probe: Probe, name: str) -> FileSource:
 
 @contextmanager
 def opening_of(detached: Callable[[str], FileSource], probe: Probe) -> Iterator[Callable[[str], Parsed]]:
-    """Give what reads the other files of a set, which are closed behind the block."""
+    """Yield a function that reads the other files of a set by name; they are closed after the block."""
     with ExitStack() as stack:
         yield lambda other: probe.beside(stack.enter_context(closing(detached(other)))).read()
 
 
 def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
-    """Return the set that a file is one of, going by the names in its folder."""
+    """Return the set that a file belongs to, by the names in its folder."""
     if (shard := _shard(place, name, names)) is not None:
         return shard
     if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
@@ -300,7 +301,7 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
 
 
 def _is_of_item(place: str, name: str, names: Sequence[str]) -> bool:
-    """Say whether a file is the index of ``torch_checkpointing``, or one of several files of an item beside it."""
+    """Return whether a file is the index of ``torch_checkpointing``, or one of several files of an item beside it."""
     if INDEX not in names:
         return False
     match = OF_RANK.fullmatch(name)
@@ -312,7 +313,7 @@ def _is_of_item(place: str, name: str, names: Sequence[str]) -> bool:
 
 
 def rank_of_megatron(path: str) -> PartOf | None:
-    """Return the ranks of Megatron-LM that a folder is one of, going by the names beside it."""
+    """Return the ranks of Megatron-LM that a folder belongs to, by the names beside it."""
     above, name = os.path.split(os.path.abspath(path))
     if _RANK.fullmatch(name) is None:
         return None
@@ -323,7 +324,7 @@ def rank_of_megatron(path: str) -> PartOf | None:
 
 
 def explained(error: CkptoolError, path: str) -> CkptoolError:
-    """Return the error for a file of a set that cannot be read alone; any other error as it is."""
+    """Return the error for a file of a set that cannot be read alone; any other error unchanged."""
     from ckptool.formats.sharded import lacks_all
 
     place, name = os.path.split(path)

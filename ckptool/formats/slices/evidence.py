@@ -1,9 +1,9 @@
 """
-Whether two files hold parts of one model, as far as names, shapes, and the first bytes of a few tensors tell.
+Decide whether two files hold parts of one model, by names, shapes, and the first bytes of a few tensors.
 
-Slices of tensor parallelism and FSDP have the same names. Ranks have copies of what is not cut, such as norms, and most
-of the matrices are as different as those of two models are: the copies are what two trainings do not have. Stages of
-pipelines and groups of experts have names that go on in the next file.
+Slices of tensor parallelism and FSDP have the same names. Most of their matrices differ as much as those of two models
+do, but ranks have equal copies of what is not cut, such as norms, which two trainings do not have. Stages of pipelines
+and groups of experts have names that continue in the next file.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ Tensors: TypeAlias = Mapping[str, TensorInfo]
 
 _LAYER: Final = re.compile(r"\b\d{1,18}(?=\.)")
 _FIRST: Final = re.compile(r"\b0*[01](?=\.)")
-"""The number of the first layer of a stack, or of the second: some count from 1."""
+"""The number of the first layer of a stack; some count from 1."""
 _LEARNT: Final = ("weight", "bias", "scale", "gamma", "beta")
-"""How the names end of what training changes: masks and positions are equal in all files of a model."""
+"""Ends of the names of tensors that training changes; masks and positions are equal in all files of a model."""
 _OF_MODULE: Final = re.compile(r"[._]?(?:lora_?(?:[AB]|down|up)\b.*|weight|bias)\Z", re.DOTALL)
-"""What follows the name of a module whose output is cut, or whose input."""
+"""What follows the name of a module in the names of its tensors."""
 _ADDED: Final = re.compile(r"lora|lokr|hada|ia3|adapter|prompt|probe", re.IGNORECASE)
 """What is added to some layers of a model, which keep their numbers."""
 _ENDS: Final = (re.compile(r"emb|wte|stem"), re.compile(r"head|output|final"))
-"""What the first stage of a pipeline has in its names, and the last."""
+"""What the names of the first stage of a pipeline contain, and those of the last."""
 _SMALL_NBYTES: Final = 1 << 16
 _HEAD_NBYTES: Final = 1 << 12
-"""What is compared of a tensor that is not small."""
+"""Bytes that are compared of a tensor that is not small."""
 _MOST: Final = 12
 """Tensors of a kind that are compared."""
 _LEAST: Final = 6
-"""Matrices of layers that are enough to tell that others are not there."""
+"""Fewest matrices of layers that show that the layers before them are missing."""
 _SAMPLE: Final = 64
-"""Matrices, spread over all, each of which is of a stack that has begun where there is no other stack of some size."""
+"""Matrices, spread over all, that are tried first: if the stack of each has its first layer, so have all."""
 _NESTED: Final = 8
-"""Numbers in a name that may be those of layers."""
+"""Most numbers in a name that may be those of layers."""
 
 
 def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool) -> bool:
     """
-    Say whether two files of a set hold slices of one model; ``one`` is the first of them.
+    Return whether two files of a set hold slices of one model; ``one`` is the first of them.
 
-    Where names do not say that they are of ranks, most norms have to be copies. Ranks of FSDP, which cuts everything
-    along the first dimension, and stages that number their layers from 0 have no copies: there, names tell that they
-    are of one model, of the files or of what the first and the last stage have (``are_ends``), or the shapes do. Whole
-    models are those whose layers fit each other, with what is before or after them.
+    Where names do not mark the files as ranks, most norms have to be copies. Ranks of FSDP, which cuts everything along
+    the first dimension, and stages that number their layers from 0 have no copies: there, words in the names of the
+    files, tensors of a first and a last stage (``are_ends``), or the shapes must show that they are of one model. Files
+    whose layers fit each other, with tensors before or after them, are whole models.
     """
     names = [name for name in one if name in other and _could_be_cut(one[name], other[name])]
     learnt = [name for name in names if name.endswith(_LEARNT)]
@@ -84,7 +84,7 @@ def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool)
 
 
 def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
-    """Say whether tensors differ in one dimension at most, in which the first ranks have as much as others, or more."""
+    """Return whether tensors differ in one dimension at most, in which those of the first rank are not smaller."""
     sizes = [*zip(one.shape, other.shape, strict=False)]
     is_like = one.dtype == other.dtype and len(one.shape) == len(other.shape)
     return is_like and sum(a != b for a, b in sizes) <= 1 and all(a >= b for a, b in sizes)
@@ -92,10 +92,10 @@ def _could_be_cut(one: TensorInfo, other: TensorInfo) -> bool:
 
 def _are_halved(one: Tensors, other: Tensors, names: Iterable[str]) -> bool:
     """
-    Say whether the input of some modules is cut, and the output of others, as tensor parallelism does in turns.
+    Return whether the input of some modules is cut, and the output of others, as tensor parallelism does in turns.
 
-    Of the first, what follows the cut is a copy: the bias, or the second factor of LoRA. Of two trainings, it is none
-    where the matrix before it differs.
+    Where the input is cut, the next tensor is a copy: the bias, or the second factor of LoRA. Of two trainings, it is
+    not a copy where the matrix before it differs.
     """
     modules: dict[str, list[str]] = {}
     for name in filter(_OF_MODULE.search, names):
@@ -107,15 +107,15 @@ def _are_halved(one: Tensors, other: Tensors, names: Iterable[str]) -> bool:
 
 
 def _is_cut(tensors: Tensors, count: int) -> bool:
-    """Say whether most shapes are cut along the first dimension, more than one: layers side by side seem to be, too."""
+    """Return whether most shapes seem cut along the first dimension, more than one: so do parallel layers."""
     return any(cut > max(1, whole) for cut, whole in _cuts(tensors, count))
 
 
 def _is_whole(one: Tensors, other: Tensors, count: int) -> bool:
     """
-    Say whether two files hold the same model, few of whose layers seem to be cut, with matrices outside its layers.
+    Return whether two files hold the same model, few of whose layers seem cut, with matrices outside its layers.
 
-    Where all have numbers, it is none that could go on where it begins: the last layer gives not what the first takes.
+    Where all matrices are in layers, the last one's output must not fit the first one's input, as it does in stages.
     """
     matrices = [(_LAYER.sub("#", name), info.shape) for name, info in one.items() if len(info.shape) > 1]
     are_varied = len({*matrices}) > len({kin for kin, _ in matrices}) and matrices[0][1][1] != matrices[-1][1][0]
@@ -125,15 +125,16 @@ def _is_whole(one: Tensors, other: Tensors, count: int) -> bool:
 
 
 def have_shapes_of(one: Tensors, other: Tensors) -> bool:
-    """Say whether all tensors that are in both have the same shapes."""
+    """Return whether all tensors that are in both have the same shapes."""
     return all(one[name].shape == other[name].shape for name in one.keys() & other.keys())
 
 
 def _cuts(tensors: Tensors, count: int) -> Iterator[tuple[int, int]]:
     """
-    Yield how many shapes are cut along the first dimension, and how many are not, by a number that divides ``count``.
+    Yield how many shapes seem cut along the first dimension, and how many do not, for each number that divides
+    ``count``.
 
-    What a layer gives, and what a norm has, is then no width that any layer takes, but that part of one.
+    The size of a cut output, or of a cut norm, is not an input size of any layer, but that part of one.
     """
     shapes = {info.shape for name, info in tensors.items() if name.endswith(_LEARNT) and info.numel > 1}
     taken = {shape[1] for shape in shapes if len(shape) > 1}
@@ -144,9 +145,9 @@ def _cuts(tensors: Tensors, count: int) -> Iterator[tuple[int, int]]:
 
 def are_ends(files: Sequence[Tensors]) -> bool:
     """
-    Say whether the first of some files alone has what is before the layers of a model, and the last what is after them.
+    Return whether only the first file has tensors before the layers of a model, and only the last has some after them.
 
-    Names tell of two files, or the order in them; where others are between them, it is enough that these have neither.
+    For two files, names or the order in them must show it; of files between, it is enough that they have neither.
     """
     kin = [[_LAYER.sub("#", name) for name in names] for names in files]
     shared = {*kin[0]} & {*kin[-1]}
@@ -160,9 +161,9 @@ def are_ends(files: Sequence[Tensors]) -> bool:
 
 def go_on(one: Tensors, other: Tensors, *, says_rank: bool) -> bool:
     """
-    Say whether names go on in the next file: no name is in both, or layers that are in one alone do.
+    Return whether names continue in the next file: no name is in both, or layers that are in one file alone continue.
 
-    Where no word says that they are parts, these are most of what is there, and most have the shapes of those before.
+    Where no word marks the files as parts, these are most of the names, and most have the shapes of those before.
     """
     first, second = one.keys() - other.keys(), other.keys() - one.keys()
     kin = [{of for name in names for of in (_LAYER.sub("#", name), name.rpartition(".")[0])} for names in (one, other)]
@@ -180,13 +181,13 @@ def go_on(one: Tensors, other: Tensors, *, says_rank: bool) -> bool:
 
 
 def _numbered(name: str) -> Iterator[tuple[str, int]]:
-    """Yield each number of a layer in a name, behind the rest of it; of two numbers, of layers and experts, both."""
+    """Yield each number of a layer in a name, after the rest of the name; of layers and experts, both."""
     for one in islice(_LAYER.finditer(name), _NESTED):
         yield f"{name[: one.start()]}#{name[one.end() :]}", int(one[0])
 
 
 def _layers(names: Iterable[str], tensors: Tensors) -> dict[str, dict[int, tuple[int, ...]]]:
-    """Return the numbers and the shapes of layers, by the rest of their names."""
+    """Return the shapes of layers, by the rest of their names and by their numbers."""
     found: dict[str, dict[int, tuple[int, ...]]] = {}
     for name in names:
         for kin, number in _numbered(name):
@@ -196,13 +197,13 @@ def _layers(names: Iterable[str], tensors: Tensors) -> dict[str, dict[int, tuple
 
 def later_layers(tensors: Tensors) -> str:
     """
-    Return which layers of a stack are most of what is there, if it is not its first ones; nothing if they are.
+    Return which layers are most of the file, if the first ones of their stack are missing; an empty text otherwise.
 
-    Layers of a stack have the same matrices, one behind the other.
+    The layers of a stack have the same matrices, and consecutive numbers.
     """
     matrices = [name for name, info in tensors.items() if len(info.shape) > 1 and name.endswith(_LEARNT)]
     if all(_is_begun(name, tensors) for name in matrices[:: len(matrices) // _SAMPLE + 1]):
-        return ""  # as of whole models: what follows takes longer
+        return ""  # so it is in whole models; what follows takes longer
     begun = {name[: one.start()] for name in tensors for one in islice(_FIRST.finditer(name), _NESTED)}
     later = {
         kin: own
@@ -218,13 +219,13 @@ def later_layers(tensors: Tensors) -> str:
 
 
 def _is_begun(name: str, tensors: Tensors) -> bool:
-    """Say whether there is a first layer, or a second, for each number in a name."""
+    """Return whether layer 0 or layer 1 exists for each number in a name."""
     numbers = islice(_LAYER.finditer(name), _NESTED)
     return all(any(f"{name[: one.start()]}{first}{name[one.end() :]}" in tensors for first in "01") for one in numbers)
 
 
 def _tells(name: str, one: Tensors, other: Tensors) -> bool | None:
-    """Say whether tensors are equal as copies are; None of what training has not changed: all zeros, or all ones."""
+    """Return whether tensors are equal copies; None if they are equal and untrained: all zeros, or all ones."""
     data, size = _heads(name, one, other)[0], one[name].dtype.itemsize
     is_new = data == data[:size] * (len(data) // size)
     same = one[name].shape == other[name].shape and are_equal(name, one, other)
@@ -232,12 +233,12 @@ def _tells(name: str, one: Tensors, other: Tensors) -> bool | None:
 
 
 def are_equal(name: str, one: Tensors, other: Tensors) -> bool:
-    """Say whether tensors are equal, as far as they are compared."""
+    """Return whether tensors are equal in the bytes that are compared."""
     return len({*_heads(name, one, other)}) == 1
 
 
 def _are_alike(name: str, one: Tensors, other: Tensors) -> bool:
-    """Say whether tensors are of two times of one training: many elements have the same sign and exponent."""
+    """Return whether tensors are of one training at two times: many elements have the same sign and exponent."""
     size = one[name].dtype.itemsize
     first, second = _heads(name, one, other)
     count = min(len(first), len(second)) // size
@@ -248,7 +249,7 @@ def _are_alike(name: str, one: Tensors, other: Tensors) -> bool:
 
 
 def _heads(name: str, *files: Tensors) -> list[bytes]:
-    """Return the first bytes of two tensors, as many as are compared; none of those without any."""
+    """Return the first bytes of two tensors, as many as are compared; empty if one has no storage."""
     nbytes = _SMALL_NBYTES if files[0][name].nbytes <= _SMALL_NBYTES else _HEAD_NBYTES
     are_there = all(one[name].storage is not None for one in files)
     return [next(LazyTensor(name, one[name]).chunks(nbytes), b"") if are_there else b"" for one in files]

@@ -1,5 +1,5 @@
 """
-Which files are counted as those of one set, going by their names alone: what is in them is looked at later.
+Group files into sets by the numbers in their names alone: their content is compared later.
 
     consolidated.00.pth, model_rank3.pt, model_1_of_2.pt        a word says it
     model_0.pt, model_1.pt      m_100.pt, m_200.pt              numbers do, from 0 or 1, or as far apart as the first is
@@ -40,51 +40,51 @@ _KNOWN: Final = re.compile(
     r"(?:.*/)?consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)|.*-model_part-(\d{1,4})(?:-shard\d+)?\.pt|"
     r"(?:.*/)?model-rank-(\d{1,4})-part-\d{1,5}\.safetensors|(?:.*/)?mp_rank_(\d{2,4})_model_states\.pt"
 )
-"""Names that only slices have, or what there is one of."""
+"""Names that only slices have, or the single file of a model."""
 _RANKED: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:tp|mp|pp|rank|shard|part|partition|slice|stage|chunk|piece|fsdp|gpu|device|(?:tensor|model)[._-]?parallel)"
     rf"(?:[._-]?rank)?[._-]?(\d{{1,18}}(?=[\W_]|$)|{_WORD})|(?<!\d)(\d{{1,18}})(?=[._-]?of[._-]?\d)",
     re.IGNORECASE,
 )
-"""A number in a name that is that of a rank, as a word says."""
+"""A number in a name that a word marks as that of a rank."""
 _OF_ONE: Final = re.compile(
     r"tp|mp|pp|rank|shard|slice|fsdp|partition|parallel|(?:part|stage)[._-]?0+(?!\d)", re.IGNORECASE
 )
-"""Words of files that are of one model, however much they differ; the last two where they begin at 0."""
+"""Words that mark files as those of one model, however much they differ; the last two if numbers begin at 0."""
 _OF_TENSORS: Final = re.compile(r"(?:^[tm]p(?:[._-]?rank)?|parallel)[._-]?0+(?!\d)", re.IGNORECASE)
-"""Words of files whose tensors are cut, even if each looks whole; these begin at 0."""
+"""Words that mark tensors as cut, even if each looks whole; numbers begin at 0."""
 _NUMBER: Final = re.compile(rf"(?<!\d)\d{{1,18}}(?!\d)|{_WORD}", re.IGNORECASE)
 _LAST: Final = re.compile(rf"(?:[ ._-]?(?:(?<!\d)\d{{1,4}}|\(\d{{1,4}}\))|[ ._-]{_WORD})(?=\.\w+\Z)", re.IGNORECASE)
-"""The number of what was saved beside a file without one."""
+"""The number of a file that was saved beside one without a number."""
 _NO_RANK: Final = re.compile(r"(?:epochs?|steps?|iter(?:ation)?s?|folds?|seeds?|version|lora)[\W_]*\Z", re.IGNORECASE)
-"""Words in front of numbers that are none of ranks."""
+"""Words before numbers that are not ranks."""
 _ALONE: Final = re.compile(
     r"(?:^|(?<=[\W_\d]))(?:(?:tp|mp(?![34])|pp|rank|shard|partition|slice)(?:[._-]?rank)?[._-]?0*[1-9]\d{0,2}|"
     r"(?:world[._-]?size[._-]?|\d[._-]?of[._-]?)0*(?:[2-9]|[1-9]\d))(?=[\W_]|$)",
     re.IGNORECASE,
 )
-"""Names of files that there are several of."""
+"""Parts of names which show that there are several files."""
 _MOST: Final = 4096
-"""Files of a set; more are a series."""
+"""Most files of a set; more are a series."""
 
 
 class Numbered(NamedTuple):
     """The files whose names differ from that of one file in numbers alone."""
 
     files: Sequence[str]
-    """In the order of their numbers, that one among them; before 1 or 2 that without a number, if there is one."""
+    """In the order of their numbers, with that file; one without a number comes before 1 or 2."""
     nearest: Sequence[str] = ()
-    """The others to compare it with: one for each of the numbers that differ; none if the file is of no set."""
+    """The others to compare it with: one for each of the numbers that differ; empty if the file is in no set."""
     gap: str = ""
-    """Which numbers between the first and the last are not there, in words; nothing if all are."""
+    """Which numbers between the first and the last are missing, in words; empty if none is."""
     total: int = 1
-    """How many files there are, with those that are not there."""
+    """How many files there are, with the missing ones."""
     says_rank: bool = False
-    """A word says that the numbers are those of ranks, parts or stages."""
+    """Whether a word marks the numbers as those of ranks, parts or stages."""
     says_one: bool = False
-    """A word says that the files are of one model."""
+    """Whether a word marks the files as those of one model."""
     says_cut: bool = False
-    """A word says that it is the tensors that are cut."""
+    """Whether a word marks the tensors as cut."""
 
     @property
     def has_bare(self) -> bool:
@@ -98,30 +98,30 @@ _RULES: Final = (
     (re.compile(r"model-rank-\d"), "vllm"),
     (re.compile(r"mp_rank_\d+/"), "megatron"),
 )
-"""What the rules are called by which files of such names can be joined."""
+"""The set of rules that joins files with such names."""
 
 
 def how_to_join(name: str, place: str) -> str:
-    """Return what to do with slices in a folder, one of which has this name."""
+    """Return a hint how to join the slices in a folder, one of which has this name."""
     rules = next((rules for pattern, rules in _RULES if pattern.match(name)), "")
     how = f"`join={rules!r}`" if rules else "`join=`, and rules that say how each tensor is cut"
     return f"Join them: migrate {show(place)} with {how}." if place and name.count("/") < 2 else ""
 
 
 def is_known(name: str) -> bool:
-    """Say whether only slices have such a name, or what there is one of."""
+    """Return whether only slices, or the single file of a model, have such a name."""
     return _KNOWN.fullmatch(name) is not None
 
 
 def is_one_of_several(name: str) -> bool:
-    """Say whether the name of a file says that there are others."""
+    """Return whether the name of a file shows that there are others."""
     one = _ALONE.search(name)
     return one is not None and not _NO_RANK.search(name[: one.start()])
 
 
 @lru_cache(maxsize=1 << 14)  # each of thousands of files is compared with all others
 def _spans(name: str) -> tuple[tuple[int, int], ...]:
-    """Return where the numbers in a name are that may be those of ranks, and the words that count."""
+    """Return the places of numbers in a name that may be those of ranks, and of words that count."""
     if (known := _KNOWN.fullmatch(name)) is not None:
         return (known.span(known.lastindex or 0),)
     ranked = {one.start(one.lastindex or 0) for one in _RANKED.finditer(name)}
@@ -131,7 +131,7 @@ def _spans(name: str) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=1 << 14)
 def numbers(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return a name without what counts in it, and that: numbers, and words in small letters."""
+    """Return a name with marks for its numbers and counting words, and these in lower case."""
     pattern = name
     for start, end in reversed(_spans(name)):
         pattern = f"{pattern[:start]}{'#' if name[start].isdecimal() else '@'}{pattern[end:]}"
@@ -139,7 +139,7 @@ def numbers(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def set_of(name: str, names: Iterable[str]) -> Numbered:
-    """Return the set that a file may be one of: most of its numbers are there, or they are ranges that go on."""
+    """Return the set that a file may belong to: most of its numbers exist, or they are ranges that continue."""
     return _set_of(name, tuple(names))
 
 
@@ -179,7 +179,7 @@ def _set_of(name: str, names: tuple[str, ...]) -> Numbered:
 
 
 def _counted(name: str, names: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
-    """Return what counts in the names that are alike but for that; of one without a number, too, in front of 1 or 2."""
+    """Return the numbers in names that differ in numbers alone; a name without one is before the name with 1 or 2."""
     bare = _LAST.sub("", name)
     stem = bare.rpartition(".")[0]
     after = (one for one in names if name == bare != one and one.startswith(stem) and _LAST.sub("", one) == bare)
@@ -198,14 +198,14 @@ def _counted(name: str, names: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
 
 
 def _line(text: str, column: Iterable[str]) -> Mapping[str, int]:
-    """Return which numbers the texts are that stand where this one does: of two ways to count, the one for more."""
+    """Return the numbers that texts in the place of this one mean; of two ways to count, that which fits more."""
     if text.isdecimal():
         return {one: int(one) for one in column}
     return max((line for line in _COUNTING if text in line), key=lambda line: len({*column} & line.keys()), default={})
 
 
 def _said(found: Numbered, places: Iterable[int]) -> Numbered:
-    """Return a set with what words in its names say, those at the numbers that differ."""
+    """Return a set with the meaning of the words at the numbers that differ."""
     first, last = found.files[0], found.files[-1]
     differ = {_spans(last)[at][0] for at in places}
     says_rank = any(one.start(one.lastindex or 0) in differ for one in _RANKED.finditer(last))
@@ -223,22 +223,22 @@ def _gap(missing: Sequence[int]) -> str:
 
 
 def _step(row: Collection[int]) -> int:
-    """Return how far the numbers of a set are apart: 1 if most of 0, 1, 2 and so on are there."""
+    """Return the distance between the numbers of a set: 1 if most of 0, 1, 2 and so on exist."""
     return 1 if min(row) <= 1 and max(row) - min(row) < 2 * len(row) else gcd(*row)
 
 
 def _are_ranks(row: Collection[int]) -> bool:
-    """Say whether most of some numbers are there, of 0, 1, 2 and so on, or of their multiples."""
+    """Return whether most of the numbers 0, 1, 2 and so on exist, or of their multiples."""
     first, last = min(row) // _step(row), max(row) // _step(row)
     return first <= 1 and last - first < 2 * len(row)
 
 
 def _are_diagonal(columns: Sequence[Sequence[int]]) -> bool:
-    """Say whether all numbers that differ count the files: ``node0/gpu0.pt``, ``node1/gpu1.pt``."""
+    """Return whether all numbers that differ count the files: ``node0/gpu0.pt``, ``node1/gpu1.pt``."""
     return bool(columns) and all(len({*column}) == len(column) and _are_ranks(column) for column in columns)
 
 
 def _are_ranges(found: Sequence[tuple[int, ...]], places: Sequence[int]) -> bool:
-    """Say whether two numbers in each name are a range that ends before that in the next name begins."""
+    """Return whether two numbers in each name are a range that ends before the range in the next name begins."""
     ranges = [tuple(one[at] for at in places) for one in found]
     return len(places) == 2 and ranges[0][0] <= 1 and all(a <= b <= c for (a, b), (c, _) in pairwise(ranges))

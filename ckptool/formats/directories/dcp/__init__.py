@@ -1,17 +1,17 @@
 """
-``torch.distributed.checkpoint`` (DCP): an index, and files of items one behind the other.
+``torch.distributed.checkpoint`` (DCP): an index, and files of items one after another.
 
     .metadata              a pickle: names, shapes, how each tensor is cut, and where the pieces are
     __<rank>.metadata      instead of it, one for each rank that saved for itself
-    __<rank>_<n>.distcp    items: each a whole file of ``torch.save``, of one tensor or one value; or values, and behind
-                           them a file of safetensors with all tensors
+    __<rank>_<n>.distcp    items: each a whole file of ``torch.save``, of one tensor or one value; or values, then
+                           a file of safetensors with all tensors
     meta.pt, common.pt     values that Lightning, or Megatron, keeps beside them: a file of ``torch.save``
 
-Strategy: the index alone tells names, shapes and types. Items of values are read as data when the folder is opened;
-those of tensors when their bytes are asked for. See torch/distributed/checkpoint/{metadata,filesystem}.py.
+The index alone has names, shapes and types. Items of values are read as data when the folder is opened, those of
+tensors when their bytes are read. See torch/distributed/checkpoint/{metadata,filesystem}.py.
 
-A folder may lack what its index names: files that are missing or too short. That does not hide the rest: names and
-shapes are those of the index, and each tensor that is not whole says so when it is read.
+Files that the index names may be missing or too short. That does not hide the rest: names and shapes come from the
+index, and a tensor that is not complete raises when it is read.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ META: Final = "meta.pt"
 _ITEMS_OF_RANK: Final = re.compile(r"__(\d{1,9})_\d+\.distcp")
 _STATE_DICT: Final = "state_dict"
 _OF_LIGHTNING: Final = re.compile(r"optimizer_\d+")
-"""What its trainer calls what it saves."""
+"""Keys under which Lightning's trainer saves optimizers."""
 _MOST_FILES: Final = 8
-"""Files that are told of one by one."""
+"""Most files that are reported one by one."""
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether there is an index of DCP in the folder, or what is left of a save that was not finished."""
+    """Return whether the folder has an index of DCP, or what is left of a save that was not finished."""
     if any(name.endswith(ITEMS) or is_index(folder, name) for name in folder.files):
         return True
     return COMMON in folder.files and _is_torch_dist(folder)
@@ -73,11 +73,11 @@ def sniff(folder: FolderSource) -> bool:
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
-    Read the index of a folder, and the items that are no tensors.
+    Read the index of a folder, and the items that are not tensors.
 
     Raises:
         FileUnavailable: There is no index: the save was not finished.
-        MalformedFile: The index is none of DCP.
+        MalformedFile: The index is not one of DCP.
         CkptoolError: It cannot be read.
     """
     index = read_indexes(folder, probe.limits)
@@ -144,7 +144,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed], dict[str, CkptoolError]]:
-    """Return the values, and why others cannot be read. A quantised tensor in one piece is one: its item has scales."""
+    """Return the values, and why others cannot be read. A quantised tensor in one piece counts: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
         is_one = isinstance(entry, Entry) and entry.dtype.is_quantised and len(entry.items) == 1
@@ -162,7 +162,7 @@ def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed]
 
 
 class _Pieces:
-    """Makes the pieces of a tensor when they are asked for."""
+    """Makes the pieces of a tensor when they are requested."""
 
     __slots__ = ("_entry", "_items", "_name", "_whole_shape")  # one for each tensor: a partial takes twice as much
 
@@ -185,7 +185,7 @@ class _Pieces:
 
 
 def _beside(file: str, root: Inert, taken: set[str | int]) -> Iterator[tuple[Path, Inert]]:
-    """Yield what a file beside the items holds, under keys that the index does not have."""
+    """Yield path and node of what a file beside the items contains, under keys that the index does not have."""
     pairs = nodes.mapping_pairs(root)
     if pairs is None or any(type(key) is not str for key, _ in pairs):
         pairs = [(file, root)]
@@ -200,16 +200,16 @@ class Files(NamedTuple):
 
     sources: dict[str, FileSource]
     unread: dict[str, CkptoolError]
-    """Those that cannot be opened, or are too short, and why."""
+    """Files that cannot be opened, or are too short, and why."""
     faults: dict[str, CkptoolError]
-    """Why a tensor, or a value, is not whole, by its name."""
+    """Why a tensor, or a value, is not complete, by its name."""
     lost: dict[str, tuple[int, dict[str, None]]]
-    """For each file that cannot be read, how many items were in it, and of which names."""
+    """For each file that cannot be read, the number of items in it, and their names."""
 
 
 def _opened(folder: FolderSource, index: Index) -> Files:
     """
-    Open the files that the index names, as far as they are there.
+    Open the files that the index names, as far as they exist.
 
     Raises:
         MalformedFile: A name could lead out of the folder.
@@ -300,7 +300,7 @@ def _rank_of(name: str) -> int | None:
 
 
 def _is_empty(folder: FolderSource, name: str) -> bool:
-    """Say whether a rank had nothing to write into its file."""
+    """Return whether a rank had nothing to write into its file."""
     try:
         return not folder.open(name).nbytes
     except FileUnavailable:
@@ -323,7 +323,7 @@ def _lost_files(files: Files) -> Iterator[Remark]:
 
 
 def _missing_beside(folder: FolderSource, index: Index, keys: Collection[str | int]) -> Iterator[Remark]:
-    """Yield what is said of files that have to be there beside the items, and are not; ``keys`` are the outermost."""
+    """Yield remarks on missing files that have to be beside the items; ``keys`` are the outermost."""
     is_megatrons = index.is_megatrons or _is_torch_dist(folder)
     if is_megatrons and COMMON not in folder.files:
         yield Remark("CK140", f"{COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
@@ -336,13 +336,13 @@ def _missing_beside(folder: FolderSource, index: Index, keys: Collection[str | i
 
 
 def _is_torch_dist(folder: FolderSource) -> bool:
-    """Say whether Megatron-core says in a folder that it saved pieces and values into it."""
+    """Return whether the metadata of Megatron-core in a folder says that pieces and values were saved into it."""
     said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
     return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
 
 
 def _unread_values(index: Index, errors: Mapping[str, CkptoolError], files: Files) -> Iterator[Remark]:
-    """Yield what is said of values that cannot be read, other than those in files that are missing."""
+    """Yield remarks on values that cannot be read, other than those in missing files."""
     for name, error in errors.items():
         if name not in files.faults:
             yield Remark("CK143", error.message, error.hint)

@@ -1,17 +1,16 @@
 """
 An index of DCP, ``.metadata``: names, shapes, boxes, and where the bytes are.
 
-It is data, and may have hundreds of thousands of entries: nodes are let go as soon as they were read, and no number
-that a file chose is ever hashed: items and boxes find each other because both are sorted. See
-torch/distributed/checkpoint/metadata.py, and filesystem.py for ``_StorageInfo``.
+It may have hundreds of thousands of entries. So nodes are released as soon as they are read, and no number from a file
+is ever hashed: items and boxes are matched because both are sorted. See torch/distributed/checkpoint/metadata.py, and
+filesystem.py for ``_StorageInfo``.
 
-Ranks that saved without talking to each other have an index each, ``__<rank>.metadata``, of that rank's own items
-alone. What is replicated stands in all of them: the first is taken, and the others are copies, which a check of every
-byte compares with it.
+Ranks that saved independently have an index each, ``__<rank>.metadata``, of that rank's own items alone. Replicated
+items are in all of them: the first is taken, and the others are copies, which a check of every byte compares with it.
 
-Tensors of Megatron-core may be flattened before they are cut: states that its distributed optimizer shares out. A
-tensor ``[X, Y]`` of which each model-parallel rank has ``[x, y]`` stands in the index as one of ``[X/x, Y/y, x·y]``,
-whose last dimension is cut anywhere. The shape of the whole is beside it in the index, in ``mcore_data``. See
+Tensors of Megatron-core may be flattened before they are cut: states that its distributed optimizer divides. A tensor
+``[X, Y]`` of which each model-parallel rank has ``[x, y]`` is in the index as one of ``[X/x, Y/y, x·y]``, whose last
+dimension is cut anywhere. The index has the shape of the whole in ``mcore_data``. See
 megatron/core/dist_checkpointing/strategies/torch.py of megatron-core 0.7 to 0.14.
 """
 
@@ -64,7 +63,7 @@ class Item(NamedTuple):
     offset: int
     nbytes: int
     transforms: tuple[str, ...] = ()
-    """What to undo before the bytes are those of ``torch.save``, in this order."""
+    """Changes to undo, in this order, before the bytes are those of ``torch.save``."""
 
 
 class Entry(NamedTuple):
@@ -76,19 +75,19 @@ class Entry(NamedTuple):
     items: Sequence[Item | None]
     """None where the index has no item for a box."""
     fault: CkptoolError | None = None
-    """Why its pieces are not the whole tensor."""
+    """Why its pieces do not make the whole tensor."""
 
 
 class Use(NamedTuple):
-    """What the index says about one file."""
+    """What the index records about one file."""
 
     items: int
     end: int
-    """Where the last of its items ends."""
+    """Offset at which the last of its items ends."""
     overlap: int | None
-    """Where an item begins before the end of another one that begins elsewhere; None if none does."""
+    """Offset of an item that begins before the end of another one, but not with it; None if there is none."""
     shared: int | None = None
-    """Where several items begin; None if there is no such place."""
+    """Offset at which several items begin; None if there is none."""
 
 
 class Copy(NamedTuple):
@@ -98,31 +97,31 @@ class Copy(NamedTuple):
     taken: Item
     other: Item
     offsets: tuple[int, ...] | None = None
-    """Where the piece begins; None for a value."""
+    """Offsets of the piece; None for a value."""
 
 
 class Index(NamedTuple):
-    """What one index file says, or all indexes of a folder."""
+    """The content of one index file, or of all indexes of a folder."""
 
     entries: dict[str, Entry | Item | None]
     """By name: a tensor, or the item of a value; None for a value that has none."""
     paths: dict[str, Path]
-    """Where in the nested state dict a name is, as far as the index says."""
+    """The path of a name in the nested state dict, if the index has it."""
     files: dict[str, Use]
     streams: tuple[Stream, ...]
     strays: int = 0
-    """Items that belong to no entry."""
+    """Number of items that belong to no entry."""
     whole_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    """Of tensors that were flattened before they were cut."""
+    """Shapes of the whole tensors that were flattened before they were cut."""
     is_megatrons: bool = False
     """Whether it has what Megatron-core adds to an index."""
     copies: tuple[Copy, ...] = ()
     ranks: tuple[int, ...] = ()
-    """Those that saved for themselves; empty where one index is that of all."""
+    """The ranks that saved independently; empty if one index is that of all."""
 
 
 def is_index(folder: FolderSource, name: str) -> bool:
-    """Say whether a file is an index, going by its name and by what it begins with."""
+    """Return whether a file is an index, by its name and its first bytes."""
     return (name == INDEX or _OF_RANK.fullmatch(name) is not None) and _MARK in folder.head(name, _HEAD_NBYTES)
 
 
@@ -194,11 +193,11 @@ def _merged(indexes: Sequence[Index]) -> Index:
 
 
 def _joined(name: str, parts: Sequence[Entry], copies: list[Copy]) -> Entry:
-    """Return the tensor that the ranks' parts are; a box that several have is taken of the first."""
+    """Return the tensor that the parts of the ranks are; a box that several have is taken from the first."""
     first = parts[0]
     if any((one.dtype, one.shape) != (first.dtype, first.shape) for one in parts):
         raise MalformedFile(f"{name!r} has another shape or type for another rank", kind="ranks")
-    # Sorted, and not looked up: the numbers are the file's. The sort keeps the order of the ranks.
+    # Sorted, not looked up: the numbers are the file's. The sort keeps the order of the ranks.
     found = sorted((pair for one in parts for pair in zip(one.boxes, one.items, strict=True)), key=lambda pair: pair[0])
     boxes: list[Box] = []
     items: list[Item | None] = []
@@ -222,13 +221,13 @@ def _joined(name: str, parts: Sequence[Entry], copies: list[Copy]) -> Entry:
 
 
 def gaps(ranks: Sequence[int]) -> Iterator[int]:
-    """Yield the ranks that are missing before the last one that is there."""
+    """Yield the missing ranks before the last one that exists."""
     known = frozenset(ranks)
     yield from (rank for rank in range(max(ranks, default=-1)) if rank not in known)
 
 
 def _read(source: FileSource, name: str, limits: Limits) -> Index:
-    """Return what an index says that is ``name`` in its folder."""
+    """Return the content of the index with this name in its folder."""
     pickled = read_pickle(source, field_names=FieldNames())
     if not _is(pickled.root, "Metadata"):
         raise _malformed(f"it holds {nodes.class_name(pickled.root)} and no Metadata")
@@ -244,7 +243,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
     if len(described) > limits.tensors:
         needed = len(described)
         raise LimitExceeded(f"more than {limits.tensors:,} names", needed=needed, actual=limits.tensors)
-    left = source.nbytes  # what one list of pieces costs that many tensors share, a file could multiply
+    left = source.nbytes  # a file could repeat the cost of one list of pieces by sharing it
     described.reverse()
     for _ in each(range(len(described)), limits.cancellation):
         key, entry = described.pop()
@@ -260,7 +259,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
             found = _entry(key, _fields(entry), own)
             if key in whole_shapes and (fault := _flattened_fault(key, whole_shapes[key], found.shape, found.boxes)):
                 found = found._replace(fault=found.fault or fault)
-                del whole_shapes[key]  # it is shown as it stands in the index
+                del whole_shapes[key]  # it is shown as it is in the index
             left -= len(found.boxes)
             if left < 0:
                 raise LimitExceeded("more pieces of tensors than the index has bytes", kind="index-bomb")
@@ -321,7 +320,7 @@ def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, U
 
 
 def _overlaps(places: _Places, files: set[str]) -> dict[str, tuple[int | None, int | None]]:
-    """Return where an item begins before the end of another one, and where several begin, for each of some files."""
+    """Return offsets where an item begins before the end of another one, and where several begin, for some files."""
     spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
     for own in places.values() if files else ():
         for _, item in own:
@@ -400,7 +399,7 @@ def _box(chunk: Inert) -> tuple[tuple[Inert, ...], tuple[Inert, ...]]:
 
 
 def _numbers(node: Inert) -> tuple[Inert, ...]:
-    """Return what a ``torch.Size`` is made of; nobody has looked at it."""
+    """Return the elements of a ``torch.Size``, which are not checked."""
     if type(node) is Call and type(node.args) is tuple and len(node.args) == 1:
         node = node.args[0]
     if type(node) is tuple and len(node) <= MAX_RANK:
@@ -412,9 +411,9 @@ def _numbers(node: Inert) -> tuple[Inert, ...]:
 
 def _in_rows(shape: tuple[int, ...], boxes: Sequence[tuple[tuple[Inert, ...], tuple[Inert, ...]]]) -> list[Box] | None:
     """
-    Return boxes that are cut along one dimension, one behind the other from its begin to its end; None for others.
+    Return boxes that are cut along one dimension and follow each other from its begin to its end; None for others.
 
-    Nearly all are, and this is many times as fast as asking whether they tile the shape.
+    Nearly all are, and this is many times as fast as checking that they tile the shape.
     """
     if not boxes or not shape or 0 in shape:
         return None
@@ -450,7 +449,7 @@ def _matched(boxes: Sequence[Box], places: Sequence[tuple[tuple[Inert, ...], Ite
 
 
 def _paths(node: Inert, most: int) -> dict[str, Path]:
-    """Return paths of keys; together they have no more than ``most``, for many names may share one long path."""
+    """Return paths of names; together they have up to ``most`` keys, as many names may share one long path."""
     found: dict[str, Path] = {}
     for name, path in nodes.mapping_pairs(node) or ():
         if type(name) is str and isinstance(path, tuple) and path:
@@ -477,7 +476,7 @@ def _fields(node: Inert) -> nodes.Pairs:
 
 
 def _pairs(node: Inert) -> nodes.PairList:
-    """Return the pairs of a mapping, to be taken from it."""
+    """Return the pairs of a mapping, which the caller may remove from the list."""
     pairs = nodes.mapping_pairs(node)
     if pairs is None:
         raise _malformed("no mapping where one has to be")
@@ -490,7 +489,7 @@ def _is(node: Inert, name: str) -> bool:
 
 
 def _twice(name: str) -> MalformedFile:
-    """Return the error for items that are alike but for their ``index``: that is no part of the key for Python."""
+    """Return the error for items that differ only in their ``index``, which is not a part of the key for Python."""
     return _malformed(f"two items for one place of {name!r}, of which torch takes the last")
 
 
@@ -499,7 +498,7 @@ def _malformed(what: str) -> MalformedFile:
 
 
 def _whole_shapes(node: Inert) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors that were flattened, by name; an empty one where there is none to read."""
+    """Return the shapes of the tensors that were flattened, by name; an empty one if it cannot be read."""
     found: dict[str, tuple[int, ...]] = {}
     for name, facts in nodes.mapping_pairs(node) or ():
         pairs = nodes.mapping_pairs(facts) or ()
@@ -515,7 +514,7 @@ def _whole_shapes(node: Inert) -> dict[str, tuple[int, ...]]:
 def _flattened_fault(
     name: str, whole: tuple[int, ...], shape: tuple[int, ...], boxes: Sequence[Box]
 ) -> CkptoolError | None:
-    """Return why a tensor of this shape cannot be the one of ``shape`` in the index; None if it can."""
+    """Return why a tensor of shape ``whole`` cannot be the one of ``shape`` in the index; None if it can."""
     is_grid = len(shape) == len(whole) + 1 > 1 and all(
         count and not size % count for size, count in zip(whole, shape, strict=False)
     )
@@ -532,7 +531,7 @@ def _flattened_fault(
 def flattened_pieces(
     whole: tuple[int, ...], shape: tuple[int, ...], items: Sequence[tuple[Box, str, Callable[[], TensorInfo]]]
 ) -> Iterator[Piece]:
-    """Yield the boxes of the whole tensor that the items are: each is a run of elements, and several boxes of it."""
+    """Yield the boxes of the whole tensor that the items fill: each is a run of elements, and several boxes."""
     part = tuple(size // count for size, count in zip(whole, shape, strict=False))
     for (offsets, sizes), file, read in items:
         if 0 in sizes:
@@ -547,7 +546,7 @@ def flattened_pieces(
 
 
 def _cut(read: Callable[[], TensorInfo], sizes: tuple[int, ...], start: int, shape: tuple[int, ...]) -> TensorInfo:
-    """Return a part of the run of elements that an item is; another tensor as it is, which whoever asked refuses."""
+    """Return a part of the run of elements in an item; any other tensor unchanged, which the caller refuses."""
     info = read()
     if info.shape != sizes or not info.is_contiguous:
         return info

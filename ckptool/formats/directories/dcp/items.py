@@ -1,17 +1,15 @@
 """
-The items of a ``torch.distributed.checkpoint``: each a whole file of ``torch.save``, of one tensor or one value; or
-tensors are in files of safetensors.
+The items of DCP: each a complete file of ``torch.save``, of one tensor or one value; or tensors in safetensors.
 
-An item of a tensor is opened when its bytes are asked for. Values are read in one sweep of each file; writers have
-thousands of equal ones, each of which is understood once.
+An item of a tensor is opened when its bytes are requested. Values are read in one pass over each file; writers have
+thousands of equal ones, each of which is parsed once.
 
-What extensions did to items is undone: ``stream.zstd/1``, one frame of Zstandard round an item.
+Changes that extensions made to items are undone: ``stream.zstd/1``, one frame of Zstandard around an item.
 https://docs.pytorch.org/docs/stable/distributed.checkpoint.html, torch/distributed/checkpoint/_extension.py
 
-Items of tensors that were written as safetensors are one file of safetensors for those of one file, behind the values.
-The index gives all of them the place where that begins, and the size of their own bytes. As each name is there once,
-the text beside the header says which piece it is. See ``SerializationFormat`` in
-torch/distributed/checkpoint/filesystem.py.
+Tensors that were written as safetensors are together in one file of safetensors for each ``.distcp`` file, after the
+values. The index gives for each the offset of that file, and the size of its own bytes. As each name is there once, the
+metadata says which piece it is. See ``SerializationFormat`` in torch/distributed/checkpoint/filesystem.py.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _SMALL: Final = 1 << 16
 """Values of fewer bytes are read ahead, and compared with others."""
 _ZSTD: Final = "stream.zstd"
 _MOST_KEPT: Final = 4
-"""Items that are kept unpacked: what as many threads read."""
+"""Items that are kept unpacked: as many as threads read at once."""
 _HEAD_NBYTES: Final = 64
 _Known = tuple[Parsed, dict[str, object]]
 
@@ -68,9 +66,9 @@ class Items:
 
         Raises:
             FileUnavailable: Its file is missing.
-            TruncatedFile: Its file ends before it does.
-            UnsupportedFeature: It was changed in a way that nothing here can undo.
-            MissingPackage: What can undo it is not installed.
+            TruncatedFile: Its file ends before the item does.
+            UnsupportedFeature: It was changed in a way that cannot be undone here.
+            MissingPackage: The package that can undo it is not installed.
         """
         if item.transforms:
             check_known(item.transforms)
@@ -90,17 +88,17 @@ class Items:
         return _UndoneSource(partial(self._undone, whole, item.transforms), whole.cancellation)
 
     def open(self, item: Item) -> Parsed:
-        """Read what an item holds."""
+        """Read an item."""
         return self._probe.read_inner(self.source(item))
 
     def piece(self, name: str, item: Item, offsets: tuple[int, ...]) -> Parsed:
-        """Read an item that is the piece of a tensor, which begins at these offsets."""
+        """Read an item that is the piece of a tensor at these offsets."""
         if not item.transforms and self.safetensors.begin_at(item.file, item.offset):
             return self.safetensors.piece(name, item, offsets)
         return self.open(item)
 
     def tensor(self, name: str, item: Item, offsets: tuple[int, ...]) -> TensorInfo:
-        """Return the piece of a tensor that an item is."""
+        """Return the tensor in an item that is a piece."""
         with within(_place(name, item), known=item.file):
             info = self.piece(name, item, offsets).tensor()
         if info is None:
@@ -108,7 +106,7 @@ class Items:
         return info
 
     def values(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Parsed | CkptoolError]]:
-        """Yield each value by its name, or why it cannot be read, in the order of the files."""
+        """Yield each value by its name, or the error that reading it raised, in the order of the files."""
         known: dict[bytes, Parsed] = {}
         ahead: tuple[str, ReadAhead] | None = None
         for name, item in sorted(items.items(), key=lambda one: (one[1].file, one[1].offset)):
@@ -132,7 +130,7 @@ class Items:
                 yield name, error
 
     def beside(self, name: str) -> Parsed:
-        """Return what a file of the folder holds that the index does not name."""
+        """Return the content of a file of the folder that the index does not name."""
         return self._value(self._folder.open(name))
 
     def _value(self, source: Source) -> Parsed:
@@ -147,7 +145,7 @@ def _place(name: str, item: Item) -> str:
 
 
 def _is_plain(root: Inert) -> bool:
-    """Say whether a value cannot be told from another that is equal: a number, a word, a tuple of such."""
+    """Return whether a value cannot be told from another equal one: a number, a text, or a tuple of these."""
     parts = root if type(root) is tuple else (root,)
     return all(part is None or type(part) in (bool, int, float, str) for part in parts)
 
@@ -191,7 +189,7 @@ class ItemParts:
 
     @staticmethod
     def _piece_contradiction(entry: Entry, sizes: tuple[int, ...] | None, parsed: Parsed) -> str | None:
-        """Return in what an item is not what the index says; None if it is."""
+        """Return how an item contradicts the index; None if it does not."""
         try:
             info = parsed.tensor()
         except Failure as error:
@@ -226,7 +224,7 @@ def _undone(limits: Limits, item: SliceSource, transforms: tuple[str, ...]) -> b
 
 
 class _UndoneSource(StepwiseSource):
-    """The bytes of an item as they were before it was changed. They are in memory only while they are read."""
+    """The bytes of an item before it was changed. They are in memory only while they are read."""
 
     def __init__(self, content: Callable[[], bytes], cancellation: Cancellation | None) -> None:
         self._content = content
@@ -247,7 +245,7 @@ class SafetensorsItems:
         self._lock = threading.Lock()
 
     def files(self, entries: Iterable[Entry | Item | None]) -> list[str]:
-        """Return the names of the files in which tensors are safetensors, going by the first tensor of each."""
+        """Return the names of the files in which tensors are safetensors, by the first tensor of each."""
         first: dict[str, Item] = {}
         for entry in entries:
             for item in entry.items if isinstance(entry, Entry) else ():
@@ -256,7 +254,7 @@ class SafetensorsItems:
         return sorted(file for file, item in first.items() if self.begin_at(file, item.offset))
 
     def begin_at(self, file: str, offset: int) -> bool:
-        """Say whether such a file begins at an offset of a file that can be opened, going by its first bytes."""
+        """Return whether safetensors begin at an offset of a file, by their first bytes; not if it cannot be opened."""
         try:
             source = self._folder.open(file)
         except FileUnavailable:
@@ -266,7 +264,7 @@ class SafetensorsItems:
         return inside is not None and safetensors.is_safetensors(inside, inside.read(0, min(rest, _HEAD_NBYTES)))
 
     def is_without_tensors(self, file: str) -> bool:
-        """Say whether a file is safetensors that hold nothing, as a writer leaves it that has no tensor to write."""
+        """Return whether a file is safetensors without tensors, as a writer leaves it that has none to write."""
         if not self.begin_at(file, 0):
             return False
         try:

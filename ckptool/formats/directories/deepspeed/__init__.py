@@ -6,11 +6,11 @@ A folder that an engine of DeepSpeed saved into, whatever the stage of ZeRO: fil
     <tag>/zero_pp_rank_0_mp_rank_00_optim_states.pt stages 1 to 3: one for each data-parallel rank
     <tag>/layer_03-model_states.pt                  pipelines: one for each layer
 
-Nothing but the files of states is read; scripts that lie beside them are not looked at. See runtime/engine.py.
+Only the files of states are read, not the scripts that are beside them. See runtime/engine.py.
 
 Pipelines have a file for each layer, and the optimizer's parts by stage. The names of the model are the number of the
-layer and the name in it: ``3.weight``. Masters of the optimizer stand under these names, too. What it has not (buffers,
-layers that are used twice) is as the layer's file has it.
+layer and the name in it: ``3.weight``. Masters of the optimizer have these names, too. What it lacks (buffers, layers
+that are used twice) is taken from the layer's file.
 
 Experts of a mixture, which DeepSpeed keeps in files of their own, are put back among the other weights:
 
@@ -59,11 +59,11 @@ _OF_EXPERT: Final = re.compile(r".*\.deepspeed_experts\.(\d{1,6})\..*")
 _NOT_JOINED: Final = "listed rank by rank: along which dimension the parts of a tensor are joined is not in the files"
 _MOST: Final = 1 << 20
 _LONGEST: Final = 7
-"""Digits of the number of a layer."""
+"""Most digits of the number of a layer."""
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether an engine saved into the folder, or into folders in it, of which ``latest`` names one."""
+    """Return whether an engine saved into the folder, or into folders in it, of which ``latest`` names one."""
     if _has_states(folder, ""):
         return True
     # A trainer has the model's weights there, and the engine's states beside.
@@ -81,7 +81,7 @@ def _has_states(folder: FolderSource, inside: str) -> bool:
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
-    Read the states of all ranks, and put together what was partitioned; no tensor is read.
+    Read the states of all ranks, and join what was partitioned; no tensor is read.
 
     Raises:
         FileUnavailable: ``latest`` names a folder that is not there, or files of ranks are missing.
@@ -111,19 +111,19 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
 
 
 class Files(NamedTuple):
-    """The names of the files in a folder of states, each by the ranks or the layer in it."""
+    """The names of the files in a folder of states, by the ranks or the layer in them."""
 
     models: dict[int, dict[int, str]]
-    """By model-parallel rank, and by data-parallel rank; 0 where the name has none."""
+    """By model-parallel rank, then by data-parallel rank, which is 0 if the name has none."""
     optims: dict[int, dict[int, str]]
     layers: dict[int, dict[int, str]]
-    """By tensor-parallel rank, and by layer."""
+    """By tensor-parallel rank, then by layer."""
     experts: list[str]
 
 
 def _find(folder: FolderSource, inside: str) -> Files:
     """
-    Return what is in a folder of states, going by names.
+    Return the files in a folder of states, by their names.
 
     Raises:
         MalformedFile: Two files are of one rank.
@@ -155,11 +155,11 @@ class Reader(FolderTree):
     """Reads files of states, and makes a tree of them."""
 
     def model(self, name: str) -> ModelStates:
-        """Return what a file of model states says."""
+        """Return the content of a file of model states."""
         return ModelStates(name, self.open(name))
 
     def optim(self, name: str) -> OptimStates:
-        """Return what a file of optimizer states says."""
+        """Return the content of a file of optimizer states."""
         return OptimStates(name, self.open(name))
 
     def engine(self, inside: str, models: Mapping[int, str], optims: Mapping[int, str]) -> tuple[Engine, list[Remark]]:
@@ -213,7 +213,7 @@ class Reader(FolderTree):
         return Engine(found, files, partitions), remarks
 
     def client(self, model: ModelStates, taken: Iterable[str]) -> Pairs:
-        """Return the engine's state, and what the client put beside it; a name that is ``taken`` gets a mark."""
+        """Return the engine's state, and what the client added to it; a name that is ``taken`` gets a mark."""
         used = set(taken)
         found: PairList = []
         for key, value in model.client():
@@ -225,7 +225,7 @@ class Reader(FolderTree):
         return found
 
     def finished(self, root: PairList, remarks: Sequence[Remark]) -> Parsed:
-        """Return a tree as a checkpoint: its ``module`` is there to be asked for, and is not the weights."""
+        """Return a tree as a checkpoint; its ``module`` can be requested, but is not the weights."""
         parsed = self.parsed(Dict(root))
         for group in parsed.contents.groups:
             if not group.key and group.kind == "loose":
@@ -236,20 +236,20 @@ class Reader(FolderTree):
 
 
 def _is_partitioned(model: ModelStates) -> bool:
-    """Say whether ``module`` has stubs where the parameters were, as stage 3 leaves them."""
+    """Return whether ``module`` has stubs in place of the parameters, as stage 3 leaves them."""
     module = model.module or {}
     shapes = [(name, shape) for group in (*(model.groups or []), model.frozen) for name, shape in group.items()]
     return any(name in module and not module[name].numel and prod(shape) for name, shape in shapes)
 
 
 def _shards_in_groups(model: ModelStates) -> bool:
-    """Say whether parameters were partitioned among some of the ranks alone, the others having copies (MiCS)."""
+    """Return whether parameters were partitioned among some of the ranks only, the others having copies (MiCS)."""
     zero = nodes.item(model.field("ds_config"), "zero_optimization")
     return nodes.item(zero, "mics_shard_size") is not None
 
 
 def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
-    """Say in what the settings of the engine differ between two files, which one process writes one after the other."""
+    """Yield a remark on settings of the engine that differ in two files, which one process writes in turn."""
     one, other = model.settings, optim.settings
     differing = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
     if one and other and differing:
@@ -259,7 +259,7 @@ def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
 
 def _of_other_ranks(files: Sequence[OptimStates], partitions: Partitions) -> Iterator[Remark]:
     """
-    Compare the parameters that each rank says it has parts of with those that lie in its place.
+    Compare the parameters that the file of each rank names with those in its place.
 
     Raises:
         MalformedFile: A file is that of another rank.
@@ -318,7 +318,7 @@ def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
 
 
 def _entries(model: ModelStates) -> Pairs:
-    """Return the entries of ``module`` that are no tensors, and hold none."""
+    """Return the entries of ``module`` that are not tensors, and contain none."""
     bare = {path for path, _ in model.parsed.contents.extras}
     pairs = nodes.mapping_pairs(model.field("module")) or []
     return [(name, node) for name, node in pairs if type(name) is str and f"module.{name}" in bare]
@@ -366,7 +366,7 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
 
 
 def _expert(path: str) -> tuple[int, int]:
-    """Return the number of the layer, among those with experts, and of the expert."""
+    """Return the number of the layer, among the layers with experts, and of the expert."""
     match = states.EXPERT_FILE.fullmatch(path.rpartition("/")[2])
     assert match is not None  # it was found so
     return int(match[1] or 0), int(match[2])
@@ -417,7 +417,7 @@ def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
 
 
 def _layers(reader: Reader, layers: dict[int, str]) -> PairList:
-    """Return the state dict of layers, under the names that the pipeline has."""
+    """Return the state dict of layers, under the names of the pipeline."""
     found: PairList = []
     for number in sorted(layers):
         parsed = reader.open(layers[number])
@@ -472,7 +472,7 @@ def _refuse_missing_layers(engines: list[Engine], files: Files) -> None:
 
 
 def _refuse_others(builder: TreeBuilder, engines: list[Engine], pairs: Pairs) -> None:
-    """Raise MalformedFile where the file of a layer has not the parameters that the optimizer has of it."""
+    """Raise MalformedFile if the file of a layer lacks parameters that the optimizer has of it."""
     infos = {name: builder.rebuilder.tensor(node) for name, node in pairs}
     for name, shape in (item for one in engines for group in one.models[0].groups or [] for item in group.items()):
         info = infos.get(name)
@@ -484,7 +484,7 @@ def _refuse_others(builder: TreeBuilder, engines: list[Engine], pairs: Pairs) ->
 
 
 def _missing_stages(files: Files) -> Iterator[Remark]:
-    """Say which stages of the pipeline have no file of the engine, of which others have one."""
+    """Yield a remark on stages of the pipeline without a file of the engine, if others have one."""
     last = max((*files.models, *files.optims), default=-1)
     if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
         what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"

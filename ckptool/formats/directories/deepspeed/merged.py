@@ -1,17 +1,17 @@
 """
-What the ranks of an engine saved, as one tree: the weights, what the optimizer keeps of each, the engine's state.
+What the ranks of an engine saved, as one tree: the weights, the optimizer's state of each, the engine's state.
 
-    ""          the weights: float32 masters; from ``module`` what the optimizer has not; ties
+    ""          the weights: float32 masters; from ``module`` what the optimizer lacks; ties
     module      the weights as the model computed with them, in stages 1 and 2
     optimizer   state of each parameter, by name
     …           the engine's state, and what the client put beside it
 
-The weights have no name of their own: theirs are those that the model has.
+The weights have no key of their own: their names are those of the model.
 
-Where each parameter lies in the flat tensors of the ranks: arithmetic alone.
+Finding each parameter in the flat tensors of the ranks takes arithmetic alone.
 
-Stages 1 and 2 lay the parameters of a group one behind the other, and cut that anywhere: one lane for each group, of
-the ranks' tensors in order. Stage 3 cuts each parameter into equal parts, and each rank lays its own behind each other:
+Stages 1 and 2 store the parameters of a group one after another, and cut that anywhere: one lane for each group, of the
+ranks' tensors in order. Stage 3 cuts each parameter into equal parts, and each rank stores its own one after another:
 one lane for each rank, of its sub-groups' tensors. A parameter is spans of flat tensors, in order.
 
 See utils/zero_to_fp32.py of DeepSpeed.
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
     rank: int
     number: int
-    """Which of the rank's flat tensors."""
+    """The number of the flat tensor among those of the rank."""
     start: int
     numel: int
 
@@ -61,11 +61,11 @@ class Place(NamedTuple):
     shape: Shape
     spans: tuple[Span, ...]
     flat: int
-    """Number of the flat tensor that its first element is in: the optimizer's state of it has the same."""
+    """Number of the flat tensor with its first element: the optimizer's state of it has the same number."""
 
 
 class _Lane:
-    """Flat tensors one behind the other, each with its rank, its number there, and how many elements it has."""
+    """Consecutive flat tensors, each with its rank, its number there, and how many elements it has."""
 
     def __init__(self, flats: Iterable[tuple[int, int, int]]) -> None:
         self._flats = list(flats)
@@ -73,7 +73,7 @@ class _Lane:
         self.numel = self._ends[-1] if self._ends else 0
 
     def cut(self, start: int, count: int) -> Iterator[Span]:
-        """Yield the parts of flat tensors that consecutive elements are."""
+        """Yield the spans of flat tensors that make up consecutive elements."""
         at = bisect_right(self._ends, start)
         while count:
             rank, number, numel = self._flats[at]
@@ -85,7 +85,7 @@ class _Lane:
 
 
 class Partitions:
-    """The flat tensors of all data-parallel ranks, and where in them each parameter is."""
+    """The flat tensors of all data-parallel ranks, and the place of each parameter in them."""
 
     def __init__(self, folder: FolderSource, model: ModelStates, files: Sequence[OptimStates]) -> None:
         self._folder = folder
@@ -155,12 +155,12 @@ class Partitions:
         return [frozenset(names) for names in found]
 
     def master(self, name: str) -> TensorInfo:
-        """Return the facts of a whole parameter, as the optimizer has it."""
+        """Return a whole parameter, as the optimizer has it."""
         flats = [one.flats for one in self._files]
         return self._whole(name, self.places[name], flats, flats[0][0].dtype)
 
     def state_of(self, name: str, key: str, flats: Sequence[Sequence[TensorInfo | None]]) -> TensorInfo | None:
-        """Return what the optimizer keeps of a parameter, of each element one; None unless all ranks have it."""
+        """Return the optimizer's state of a parameter, one element for each; None unless all ranks have it."""
         place = self.places[name]
         parts = [flats[span.rank][span.number] for span in place.spans]
         first = parts[0] if parts else None
@@ -179,7 +179,7 @@ class Partitions:
         return joined(name, place.shape, dtype, pieces, self._folder.cancellation, is_flat=True)
 
     def flats_of(self, key: str) -> list[list[TensorInfo | None]]:
-        """Return what each rank keeps under a key of each of its flat tensors, where it is one of each element."""
+        """Return each rank's state under a key for each of its flat tensors; None if it is not one element for each."""
         return [[_like(one, index, key, flat.numel) for index, flat in enumerate(one.flats)] for one in self._files]
 
 
@@ -191,7 +191,7 @@ def _like(file: OptimStates, index: int, key: str, numel: int) -> TensorInfo | N
 
 
 def part_of(info: TensorInfo, start: int, count: int) -> TensorInfo:
-    """Return the facts of some consecutive elements of a tensor whose elements are consecutive."""
+    """Return consecutive elements of a tensor whose elements are consecutive."""
     return info._replace(shape=(count,), stride=(1,), storage_offset=info.storage_offset + start)
 
 
@@ -208,7 +208,7 @@ class Engine(NamedTuple):
     """What the data-parallel ranks of one model-parallel rank saved; ``partitions`` is None in stage 0."""
 
     models: Sequence[ModelStates]
-    """One; in stage 3, one of each rank that is there."""
+    """One; in stage 3, one of each rank that exists."""
     optims: Sequence[OptimStates]
     partitions: Partitions | None
 
@@ -219,7 +219,7 @@ class Engine(NamedTuple):
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """Where the optimizer has which parameter."""
+        """The place of each parameter that the optimizer has."""
         return self.partitions.places if self.partitions is not None else {}
 
 
@@ -227,7 +227,7 @@ def weights(folder: FolderSource, engine: Engine) -> tuple[dict[str, TensorInfo]
     """
     Return the whole weights of an engine by name, and the names without a value in any file.
 
-    They are in the order of its ``module``, and tied ones are one and the same.
+    The weights are in the order of ``module``, and tied ones are the same object.
     """
     model, places = engine.models[0], engine.places
     module = model.module or {}
@@ -245,7 +245,7 @@ def weights(folder: FolderSource, engine: Engine) -> tuple[dict[str, TensorInfo]
 
 
 def _weight(folder: FolderSource, engine: Engine, name: str, info: TensorInfo | None) -> TensorInfo | None:
-    """Return one of them, which may be the one of ``module``; None if it has no value."""
+    """Return one weight, which may be the one of ``module``; None if it has no value."""
     model = engine.models[0]
     if engine.partitions is not None and name in engine.places:
         return engine.partitions.master(name)
@@ -295,7 +295,7 @@ def _misfit(name: str, needed: int, actual: int) -> MalformedFile:
 
 
 def state_dict(builder: TreeBuilder, tensors: Mapping[str, TensorInfo], like: Inert, others: Pairs) -> Inert:
-    """Return tensors as a state dict, with the versions of modules that another has, and what else it holds."""
+    """Return tensors as a state dict, with the versions of modules in ``like``, and other entries."""
     leaves: dict[int, Inert] = {}
     for info in tensors.values():
         if id(info) not in leaves:
@@ -313,7 +313,7 @@ def ordered_dict(pairs: PairList) -> Call:
 
 
 def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> Inert:
-    """Return the state of the optimizer: of each parameter, by its name, and the settings of each group."""
+    """Return the state of the optimizer: for each parameter, by its name, and the settings of each group."""
     partitions, first = engine.partitions, engine.optims[0]
     assert partitions is not None  # the caller saw it
     keys = list(dict.fromkeys(key for one in engine.optims for values in one.state.values() for key in values))
@@ -353,7 +353,7 @@ def _groups(engine: Engine) -> Inert:
 
 
 def widened(info: TensorInfo) -> TensorInfo:
-    """Return the facts of a tensor of float16 or bfloat16 as one of float32, packed; its bytes are made when read."""
+    """Return a tensor of float16 or bfloat16 as one of float32, packed; its bytes are made when read."""
     source = _WideningSource(info)
     storage = StorageRef("widened", info.location, source.nbytes, source, 0)
     return TensorInfo(dtypes.BY_NAME["float32"], info.shape, row_major(info.shape), 0, storage, info.location)

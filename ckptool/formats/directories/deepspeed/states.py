@@ -1,5 +1,5 @@
 """
-What the files of an engine of DeepSpeed say, as data: ``*_model_states.pt`` and ``*_optim_states.pt``.
+The content of the files of an engine of DeepSpeed, as data: ``*_model_states.pt`` and ``*_optim_states.pt``.
 
 See runtime/engine.py, ``_save_checkpoint``, and the ``state_dict`` of each optimizer in runtime/zero/.
 """
@@ -36,7 +36,7 @@ _STRUCTURE: Final = frozenset(
         "shared_params",
     )
 )
-"""What a file of model states says about tensors; the rest is the engine's state, and the client's."""
+"""Keys of model states that are about tensors; the rest is the engine's state, and the client's."""
 _OF_PARTITION: Final = frozenset(
     (
         "single_partition_of_fp32_groups",
@@ -57,7 +57,7 @@ _MOST_SETTINGS: Final = 200
 
 
 class _File:
-    """A file of a rank, and what is in its outermost mapping."""
+    """A file of a rank, and the pairs of its outermost mapping."""
 
     def __init__(self, name: str, parsed: Parsed) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class _File:
 
     @cached_property
     def settings(self) -> dict[str, str | float]:
-        """What the engine was told, which it writes into every file: numbers and words, two levels deep."""
+        """The settings of the engine, which it writes into every file: numbers and words, two levels deep."""
         found: dict[str, str | float] = {}
         for key, value in (nodes.mapping_pairs(self.field("ds_config")) or [])[:_MOST_SETTINGS]:
             for own, leaf in (nodes.mapping_pairs(value) or [("", value)])[:_MOST_SETTINGS]:
@@ -96,7 +96,7 @@ class _File:
         return MalformedFile(f"{self.name!r}: {what}", kind="malformed-states", hint="Get the file again.")
 
     def shapes(self, node: Inert, what: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that a mapping has by name."""
+        """Return the shapes in a mapping, by name."""
         found: dict[str, tuple[int, ...]] = {}
         for name, size in nodes.mapping_pairs(node) or []:
             if type(name) is not str or name in found:
@@ -141,7 +141,7 @@ class ModelStates(_File):
 
     @cached_property
     def shared(self) -> dict[str, str]:
-        """Names whose parameter is kept under another name, and that name."""
+        """Names whose parameter is stored under another name, with that name."""
         pairs = nodes.mapping_pairs(self.field("shared_params")) or []
         return {name: kept for name, kept in pairs if type(name) is str and type(kept) is str}
 
@@ -152,7 +152,7 @@ class ModelStates(_File):
         return frozenset(name for name in said if type(name) is str) if isinstance(said, list) else frozenset()
 
     def client(self) -> Iterator[tuple[str, Inert]]:
-        """Yield what is not about tensors: steps, the scheduler, what the client put in."""
+        """Yield what is not about tensors: steps, the scheduler, what the client added."""
         for key, value in self.pairs:
             if type(key) is str and key not in _STRUCTURE and value is not None:
                 yield key, value
@@ -171,13 +171,13 @@ class OptimStates(_File):
 
     @property
     def stage(self) -> int:
-        """How far the optimizer was partitioned."""
+        """The stage of ZeRO, which decides what was partitioned."""
         said = _size_or_enum(nodes.lookup(self.inner, "zero_stage"))
         return said if said is not None else 3 if self.of_stage_3 else 2
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Into how many parts each group was partitioned; empty where that is not said."""
+        """Into how many parts each group was partitioned; empty if the file does not record it."""
         said = nodes.lookup(self.inner, "partition_count")
         listed = said if isinstance(said, list) else [said]
         return tuple(one for one in map(_size_or_enum, listed) if one is not None)
@@ -209,7 +209,7 @@ class OptimStates(_File):
 
     @cached_property
     def slices(self) -> list[frozenset[str]] | None:
-        """The parameters that it says it has parts of, by group; None where it does not say."""
+        """The parameters of which the file says that it has parts, by group; None if it does not say."""
         said = nodes.lookup(self.inner, "param_slice_mappings")
         if not isinstance(said, list) or len(said) != len(self.flats):
             return None
@@ -236,7 +236,7 @@ class OptimStates(_File):
         return nodes.lookup(self._base, "param_groups")
 
     def steps(self) -> dict[int, float]:
-        """Return how often each flat tensor was stepped, where that is said. Reads a number of each."""
+        """Return how often each flat tensor was stepped, if the file records it. Reads a number for each."""
         found = {}
         for index, values in self.state.items():
             step = values.get("step")
@@ -256,12 +256,12 @@ class OptimStates(_File):
 
 
 def is_plain(info: TensorInfo) -> bool:
-    """Say whether the elements of a tensor lie in the file as they are, one after the other."""
+    """Return whether the elements of a tensor are in the file unchanged and consecutive."""
     return info.storage is not None and info.layout == "strided" and info.is_contiguous
 
 
 def _size_or_enum(node: Inert) -> int | None:
-    """Return a number, or that of a member of an enum, as it is called."""
+    """Return a number, or the number that a member of an enum is made from."""
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:
         node = node.args[0]
     return node if is_size(node) else None

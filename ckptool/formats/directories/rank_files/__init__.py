@@ -3,8 +3,8 @@ Files that processes wrote with ``torch.save``, one each: state dicts with their
 
     model_rank3.pt, model_world_size_8_rank_3.pt, pytorch_model_fsdp_rank3.bin
 
-Where the parts say which boxes they are, the whole is put together of them. A flat parameter of FSDP does not: names
-and shapes of what is in it are in the model alone.
+Parts that record their boxes are joined. A flat parameter of FSDP does not: only the model has the names and shapes of
+what is in it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _MARKS: Final = (b"ShardedTensor", b"DTensor")
 
 
 class Set(NamedTuple):
-    """Files that differ in the rank of their name alone."""
+    """Files whose names differ in the rank alone."""
 
     stem: str
-    """What their names begin with: ``model``, ``optim``."""
+    """The beginning of their names: ``model``, ``optim``."""
     world: int | None
-    """How many there are, by their names."""
+    """How many ranks there are, by the names."""
     files: dict[int, str]
-    """By rank."""
+    """Paths of the files by rank."""
 
 
 def sets_in(folder: FolderSource, inside: str) -> list[Set]:
@@ -65,12 +65,12 @@ def sets_in(folder: FolderSource, inside: str) -> list[Set]:
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Say whether there are files of ranks in the folder whose tensors are distributed."""
+    """Return whether the folder has files of ranks with distributed tensors."""
     return _place(folder) is not None
 
 
 def _place(folder: FolderSource) -> str | None:
-    """Return where in a folder the files of ranks are: in itself, or where verl has them."""
+    """Return the folder of the files of ranks: empty for the folder itself, else where verl has them; or None."""
     for inside in ("", _ACTOR) if _ACTOR in folder.folders else ("",):
         if any(_is_distributed(folder, one) for one in sets_in(folder, inside)):
             return inside
@@ -84,7 +84,7 @@ def _is_distributed(folder: FolderSource, one: Set) -> bool:
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
     """
-    Read the files of all ranks, and put together what they have parts of; no tensor is read.
+    Read the files of all ranks, and join their parts; no tensor is read.
 
     Raises:
         FileUnavailable: Files of ranks are missing.
@@ -117,7 +117,7 @@ class Rank:
                 self.found[one.path] = one
         said = {one.part.rank for one in self.found.values() if one.part.rank is not None}
         self.number: int = next(iter(said)) if len(said) == 1 else number
-        """By what is in it, else by its name."""
+        """The rank in its content, or else in its name."""
         self.world = max((one.part.world or 0 for one in self.found.values()), default=0)
 
 
@@ -126,7 +126,7 @@ class Missing(NamedTuple):
 
     ranks: list[str]
     world: int
-    """How many there were."""
+    """How many ranks there were."""
 
     @property
     def message(self) -> str:
@@ -134,16 +134,16 @@ class Missing(NamedTuple):
         return f"{len(self.ranks):,} of {counted(self.world, 'file')} of ranks not there, rank {some(self.ranks)}"
 
     def explaining(self, error: MalformedFile) -> FileUnavailable:
-        """Return the error for a tensor that is not whole without them."""
+        """Return the error for a tensor that is not complete without them."""
         fact = f"{self.message}: {error.message}"
         return FileUnavailable.of_set(fact, "Get the files of these ranks.", self.world, self.world - len(self.ranks))
 
 
 def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed: bool = False) -> Parsed:
     """
-    Return what sets of files hold: the first is the model, the others stand beside it under their own names.
+    Return the content of sets of files: the first is the model, the others are beside it under their own names.
 
-    If they are ``keyed``, all do, and a set without distributed tensors is one if its files are copies.
+    If ``keyed``, all are under their names, and a set without distributed tensors is joined if its files are copies.
     """
     tree = FolderTree(folder, probe, NAME, TRAITS)
     remarks: list[Remark] = []
@@ -170,7 +170,7 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
 
 
 def _are_copies(ranks: Sequence[Rank]) -> bool:
-    """Say whether files hold the same, going by the checksums in them."""
+    """Return whether files have the same content, by the checksums in them."""
     sums = {
         tuple(
             (*name.split("/")[1:], record.crc32) for archive in rank.parsed.archives for name, record in archive.items()
@@ -181,7 +181,7 @@ def _are_copies(ranks: Sequence[Rank]) -> bool:
 
 
 def _unite(tree: FolderTree, ranks: Sequence[Rank]) -> None:
-    """Give the tree of the first rank what only others have at their roots: those of another stage of a pipeline."""
+    """Add to the tree of the first rank what only others have at their roots: what another stage of a pipeline has."""
     first = ranks[0]
     own = held(first.parsed.root)
     known = {key for key, _ in nodes.mapping_pairs(first.parsed.root) or [] if isinstance(key, str)}
@@ -223,7 +223,7 @@ def _ranks(tree: FolderTree, one: Set, remarks: list[Remark], *, keyed: bool) ->
 
 
 def _missing_ranks(ranks: Sequence[Rank], one: Set) -> Missing:
-    """Return the ranks without a file, as far as the files or their names say how many there were."""
+    """Return the ranks without a file, as far as the files or their names record how many there were."""
     world = max(one.world or 0, *(rank.world for rank in ranks))
     known = {rank.number for rank in ranks}
     return Missing([str(number) for number in range(min(world, MOST_RANKS)) if number not in known], world)
@@ -288,7 +288,7 @@ def _merged(tree: FolderTree, ranks: Sequence[Rank], missing: Missing, remarks: 
 
 
 def _whole(folder: FolderSource, found: Sequence[tuple[str, Found]]) -> TensorInfo:
-    """Return the facts of a tensor that is put together of what the ranks have of it."""
+    """Return a tensor that is joined from the parts of the ranks."""
     name, first = found[0][1].name, found[0][1].part
     agree(f"shapes of {name!r}", [(file, one.part.shape) for file, one in found])
     agree(f"types of {name!r}", [(file, one.part.dtype.name) for file, one in found])
@@ -304,7 +304,7 @@ def _whole(folder: FolderSource, found: Sequence[tuple[str, Found]]) -> TensorIn
 
 
 def _note_differences(ranks: Sequence[Rank], remarks: list[Remark]) -> None:
-    """Say which tensors that every rank has are not equal, going by the checksums in the files."""
+    """Add a remark on tensors that every rank has and that differ, by the checksums in the files."""
     differing: dict[str, None] = {}
     first = ranks[0].parsed.contents.tensors
     for rank in ranks[1:]:

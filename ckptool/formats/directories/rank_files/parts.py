@@ -1,4 +1,4 @@
-"""Distributed tensors, as the file of a rank has them: ``DTensor`` and ``ShardedTensor``, of which it has boxes."""
+"""Distributed tensors in the file of a rank: ``DTensor`` and ``ShardedTensor``, of which it has boxes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Found(NamedTuple):
 
     path: Path
     siblings: PairList | list[Inert]
-    """What holds it: pairs of a mapping, or a list."""
+    """Its container: pairs of a mapping, or a list."""
     place: int
-    """Its place in there."""
+    """Its index in the container."""
     node: Inert
     part: Part
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
         return ".".join(map(str, self.path))
 
     def put(self, leaf: Inert) -> None:
-        """Put another node in its place."""
+        """Put another node in its place in the container."""
         old = self.siblings[self.place]
         self.siblings[self.place] = (old[0], leaf) if isinstance(old, tuple) and old[1] is self.node else leaf
 
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 def distributed_in(
     root: Inert, rebuilder: Rebuilder, cancellation: Cancellation | None, rank: int | None = None
 ) -> Iterator[Found]:
-    """Yield the distributed tensors in the mappings and lists of a tree, in order; ``rank`` is its name's."""
+    """Yield the distributed tensors in the mappings and lists of a tree, in order; ``rank`` is in the file's name."""
     todo: list[tuple[Path, Inert]] = [((), root)]
     seen: set[int] = set()
     known: dict[int, Part | None] = {}
@@ -80,7 +80,7 @@ def distributed_in(
 
 
 def held(node: Inert) -> PairList | list[Inert]:
-    """Return what a node holds, itself and no copy, so that it can be changed."""
+    """Return the children of a node, not a copy, so that they can be changed."""
     if isinstance(node, Call):
         return node.pairs if node.pairs is not None else []
     if isinstance(node, Dict):
@@ -90,7 +90,7 @@ def held(node: Inert) -> PairList | list[Inert]:
 
 
 def part_of(node: Call, rebuilder: Rebuilder, rank: int | None = None) -> Part | None:
-    """Return what a call says of a distributed tensor; None if it makes none."""
+    """Return the part of a distributed tensor that a call makes; None if it makes none."""
     func = nodes.global_of(node.func)
     if func is None or not isinstance(node.args, tuple):
         return None
@@ -112,14 +112,14 @@ def part_of(node: Call, rebuilder: Rebuilder, rank: int | None = None) -> Part |
 
 
 def is_flat(found: Found) -> bool:
-    """Say whether a distributed tensor is the flat one of a unit of FSDP, whose parameters have no names in it."""
+    """Return whether a distributed tensor is the flat one of a unit of FSDP, which has no names of its parameters."""
     last = found.path[-1]
     return isinstance(last, str) and len(found.part.shape) == 1 and last.rpartition(".")[2].startswith(_FLAT)
 
 
 def part(state: Inert, rebuilder: Rebuilder) -> Part:
     """
-    Return what the state of a sharded tensor says.
+    Return the part that the state of a ``ShardedTensor`` describes.
 
     Raises:
         MalformedFile: It contradicts itself.
@@ -164,18 +164,18 @@ class Part(NamedTuple):
     """What one rank holds of a distributed tensor."""
 
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
     dtype: DType
     boxes: tuple[tuple[Box, TensorInfo], ...]
-    """Those that are in this file, as tensors of their own."""
+    """The boxes in this file, as tensors of their own."""
     all_boxes: tuple[Box, ...] | None
-    """Those of all ranks, where the file lists them."""
+    """The boxes of all ranks, if the file lists them."""
     rank: int | None
-    """That of the process which wrote it, where the file says so."""
+    """The rank of the process that wrote it, if the file records it."""
     world: int | None
-    """How many processes there were, where the file says so."""
+    """How many processes there were, if the file records it."""
     why_not: str | None = None
-    """Why it cannot be put together; None where it can."""
+    """Why it cannot be joined with others; None if it can."""
 
 
 def malformed(what: str) -> MalformedFile:
@@ -192,7 +192,7 @@ class Placement(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """The ranks in rows and columns, and where in them this one is."""
+    """The ranks in rows and columns, and the coordinate of this one."""
 
     shape: tuple[int, ...]
     coordinate: tuple[int, ...]
@@ -201,7 +201,7 @@ class Mesh(NamedTuple):
 
 def part_of_dtensor(state: Inert, rebuilder: Rebuilder, named: int | None = None) -> Part:
     """
-    Return what the state of a distributed tensor says; ``named`` is the rank that the name of its file has.
+    Return the part that the state of a ``DTensor`` describes; ``named`` is the rank in the name of its file.
 
     Raises:
         MalformedFile: It contradicts itself.
@@ -256,7 +256,7 @@ def local_box(
 
 
 def _in_order(mesh: Mesh, placements: Sequence[Placement]) -> list[int] | None:
-    """Return the dimensions of the mesh that cut, in the order in which they do; each dimension of a tensor apart."""
+    """Return the dimensions of the mesh that cut, in the order of the cuts, by dimension of the tensor."""
     found: list[int] = []
     for dim in sorted({one.dim for one in placements if one.kind != "Replicate"}):
         own: list[int] = []
@@ -274,7 +274,7 @@ def _in_order(mesh: Mesh, placements: Sequence[Placement]) -> list[int] | None:
 
 
 def _shard_order(said: Inert, axes: int) -> list[int] | None:
-    """Return the order in which the dimensions of the mesh cut, where newer files spell it out."""
+    """Return the order in which the dimensions of the mesh cut, if the file has it, as newer ones do."""
     if not isinstance(said, tuple | list):
         return None
     found: list[int] = []
@@ -305,7 +305,7 @@ def _placements(said: Inert) -> list[Placement]:
 
 
 def _mesh(pairs: Pairs, rebuilder: Rebuilder, named: int | None) -> Mesh | None:
-    """Return the mesh, and where in it the rank is that wrote the file; None where that is not known."""
+    """Return the mesh, with the coordinate of the rank that wrote the file; None if that is not known."""
     said = nodes.lookup(pairs, "_rank")
     rank = said if is_size(said) else None
     layout = _layout(nodes.lookup(pairs, "_layout"))
@@ -327,7 +327,7 @@ def _mesh(pairs: Pairs, rebuilder: Rebuilder, named: int | None) -> Mesh | None:
 
 
 def _number_of(rank: int | None, ranks: TensorInfo | None) -> int | None:
-    """Return the place of a rank in the list of all; None where it is not among them."""
+    """Return the index of a rank in the list of all; None if it is not in it."""
     if rank is None or ranks is None or ranks.numel > MOST_RANKS or ranks.dtype.name not in _INTEGERS:
         return None
     data = LazyTensor("mesh", ranks).read()
@@ -336,7 +336,7 @@ def _number_of(rank: int | None, ranks: TensorInfo | None) -> int | None:
 
 
 def _layout(node: Inert) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the sizes and the steps of a mesh from its layout, whose axes may stand for several each."""
+    """Return the sizes and the steps of a mesh from its layout; an axis may stand for several."""
     pairs = nodes.attribute_pairs(node)
     axes = nodes.lookup(pairs, "axes")
     if isinstance(axes, tuple | list):
@@ -356,7 +356,7 @@ def _layout(node: Inert) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def _axis(size: Inert, step: Inert) -> tuple[int, int] | None:
-    """Return the size of an axis, and how far its ranks are apart; it may stand for several."""
+    """Return the size of an axis, and the distance between its ranks; it may stand for several axes."""
     own, apart = (list(one) if isinstance(one, tuple | list) else [one] for one in (size, step))
     if len(own) != len(apart) or len(own) > _MOST_AXES or not all(map(is_size, (*own, *apart))):
         return None
