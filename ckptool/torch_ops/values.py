@@ -62,19 +62,26 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     largest = torch.finfo(result.dtype).max
     max_error, overflowed, nonzero, left, nan = 0.0, 0, 0, 0, 0
     flushes = result.itemsize < values.itemsize or _flushes(values.dtype, result.dtype)
+    # Both types are inside this one, and so is the difference of a value and what it becomes.
+    wide = torch.float64 if 8 in (values.itemsize, result.itemsize) else torch.float32
+    gap = torch.empty(BLOCK_NUMEL, dtype=wide, device="cpu")
     for given, made in zip(_blocks(values), _blocks(result), strict=True):
         made.copy_(given)
-        exact, rounded = given.to(torch.float64), made.to(torch.float64)
-        finite = exact.isfinite()
-        nan += 0 if finite.all() else int(exact.isnan().sum())
-        lost = finite & ~rounded.isfinite()
-        if count := int(lost.sum()):
-            overflowed += count
-            made.copy_(torch.where(lost, exact.clamp(-largest, largest), rounded))
-        errors = torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0)
-        max_error = max(max_error, float(errors.max()))
+        exact, rounded = given.to(wide), made.to(wide)
+        least, most = torch.sub(rounded, exact, out=gap[: len(made)]).aminmax()
+        error = float(torch.maximum(most, -least))
+        if not error < torch.inf:  # NaN, infinity minus itself, or what the type cannot hold
+            finite = exact.isfinite()
+            nan += int(exact.isnan().sum())
+            lost = finite & ~rounded.isfinite()
+            if count := int(lost.sum()):
+                overflowed += count
+                made.copy_(torch.where(lost, exact.clamp(-largest, largest), rounded))
+            error = float(torch.where(rounded.isfinite(), (rounded - exact).abs(), 0.0).max())
+        max_error = max(max_error, error)
         if flushes:
-            nonzero, left = nonzero + int(exact.count_nonzero()), left + int(rounded.count_nonzero())
+            kept = int(made.count_nonzero())
+            left, nonzero = left + kept, nonzero + (kept if kept == len(made) else int(exact.count_nonzero()))
     return CastBytes(string_at(result.data_ptr(), result.nbytes), max_error, overflowed, nonzero, nonzero - left, nan)
 
 

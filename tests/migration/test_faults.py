@@ -754,6 +754,24 @@ def test_an_output_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert not isinstance(error, check)
 
 
+@pytest.mark.parametrize(("how", "target"), in_turn(["byte", "cut"], ["out.pth", "out.safetensors"]))
+def test_a_large_tensor_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, how: str) -> None:
+    (folder / "source.pth").write_bytes(checkpoint(3 << 20))
+    fill, sync = Output.fill, Output.sync
+
+    def flipped(self: Output, position: int, view: memoryview) -> None:
+        view[100] ^= 1
+        fill(self, position, view)
+
+    def cut(self: Output) -> None:
+        os.ftruncate(self._fd, self.nbytes // 2)
+        sync(self)
+
+    monkeypatch.setattr(Output, *(("fill", flipped) if how == "byte" else ("sync", cut)))
+
+    refused(folder / "source.pth", folder / target, kind="verification-failed")
+
+
 # A system that refuses
 
 
