@@ -1,5 +1,5 @@
 """
-One row per element type: torch's name, its size, and what each file format calls it.
+One row per element type: torch's name, its size, and its code in each file format.
 
 Sources: torch/storage.py (storage classes), torch/_export/serde/schema.py (pt2 numbers), the safetensors
 specification (codes). A test compares this table with torch's own lists.
@@ -20,15 +20,15 @@ class DType(NamedTuple):
     """torch's spelling without ``torch.``"""
     itemsize: int
     storage_class: str | None = None
-    """The class that ``torch.save`` names in persistent ids; None for types that only ``_rebuild_tensor_v3`` has."""
+    """The storage class in persistent ids of ``torch.save``; None for types that only ``_rebuild_tensor_v3`` writes."""
     safetensors: str | None = None
     pt2: int | None = None
     part_nbytes: int = 0
     """Size of the unit whose bytes swap on a big-endian machine: half of ``itemsize`` for complex types."""
     numpy: str = ""
-    """numpy's code of its numbers, where it has one: of complex ones, of a part; of quantised ones, of the integer."""
+    """numpy's code of its numbers, or empty; for complex types of one part, for quantised types of the integers."""
     packed: int = 1
-    """Elements in one byte of storage, for the types where a tensor counts more elements than bytes."""
+    """Elements in one byte of storage, for types whose tensors count more elements than bytes; else 1."""
 
     @property
     def is_quantised(self) -> bool:
@@ -82,7 +82,7 @@ DTYPES: tuple[DType, ...] = (
 )
 
 BY_NAME = {dtype.name: dtype for dtype in DTYPES}
-# torch answers to both spellings of these; files hold whichever the writer's version printed.
+# torch accepts both spellings of these; files have the one that the writer's version printed.
 BY_NAME |= {
     alias: BY_NAME[name]
     for alias, name in {
@@ -104,7 +104,7 @@ _SHORT = {"fp16": "half", "bf16": "bfloat16", "fp32": "float", "fp64": "double"}
 
 
 def spelled(dtype: object) -> str:
-    """Return torch's name of a type that is given as it, as one of torch's types, or in short (``fp16``, ``half``)."""
+    """Return torch's name of a dtype, given as its name, a ``torch.dtype``, or an abbreviation (``fp16``, ``half``)."""
     text = str(dtype).removeprefix("torch.")
     found = BY_NAME.get(_SHORT.get(text.lower(), text.lower()))
     return text if found is None else found.name

@@ -1,4 +1,4 @@
-"""Bytes that are made while they are read, from the first to the last: those of a tensor in another type, say."""
+"""Sources whose bytes are computed while they are read in order, for example those of a cast tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
 class MadeSource(Source):
-    """``nbytes`` bytes that pieces are made of, one after the other, each time that it is read from its begin."""
+    """``nbytes`` bytes that are computed in pieces, in order, anew each time that it is read from offset 0."""
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -23,11 +23,11 @@ class MadeSource(Source):
         self._position = 0
 
     def made(self) -> Iterator[bytes]:
-        """Yield the bytes in pieces, anew."""
+        """Yield all bytes in pieces, computed anew."""
         raise NotImplementedError
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes that follow those of the read before; one at 0 begins again."""
+        """Return ``nbytes`` bytes. The offset must be 0, to begin again, or the end of the last read."""
         if offset == 0:
             self._pieces, self._ahead, self._position = self.made(), b"", 0
         if offset != self._position:
@@ -42,11 +42,11 @@ class MadeSource(Source):
         self._ahead = last[end:]
         self._position += nbytes
         if self._position >= self.nbytes:
-            self._pieces = iter(())  # what they were made of takes memory
+            self._pieces = iter(())  # frees the memory of their inputs
         return b"".join((*found, last[:end]))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer, piece by piece."""
+        """Fill a buffer, in pieces of at most 4 MiB."""
         for part in steps(buffer, self.cancellation):
             part[:] = self.read(offset, part.nbytes)
             offset += part.nbytes
@@ -57,7 +57,7 @@ class MadeSource(Source):
         return self._position > 0
 
     def tensor(self, like: TensorInfo, dtype: DType, shape: tuple[int, ...] | None = None) -> TensorInfo:
-        """Return what has these bytes: in all else, and in its shape unless one is given, a tensor ``like`` this."""
+        """Return the facts of a tensor with these bytes and this dtype, and by default the shape; else as ``like``."""
         location = like.storage.location if like.storage is not None else like.location
         storage, size = StorageRef(self.name, location, self.nbytes, self, 0), like.shape if shape is None else shape
         made = like._replace(dtype=dtype, shape=size, stride=row_major(size), storage_offset=0, storage=storage)
@@ -65,11 +65,11 @@ class MadeSource(Source):
 
 
 class MadeWeight(MadeSource):
-    """The bytes of a weight that is computed of others."""
+    """The bytes of a weight that is computed from others."""
 
     def __init__(self, name: str, nbytes: int, said: str, parts: Sequence[LazyTensor]) -> None:
         super().__init__(name, nbytes)
         self.said = said
-        """What it is made of, for people; the same for many."""
+        """How it is made, as text for people; many weights have the same."""
         self.parts = parts
-        """What it is made of, beside the tensor that had its name."""
+        """The tensors that it is made from, besides the one that had its name."""

@@ -1,7 +1,7 @@
 """
-A storage or a tensor as a number of bytes in chunks, with its checksum.
+Payloads: the bytes of a storage or a tensor, to be copied in chunks, with their checksum.
 
-A payload is read in bounded pieces and never as a whole, so that memory does not grow with what is copied.
+A payload is read in bounded pieces and never as a whole, so that memory does not grow with its size.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from ckptool.tensors.tensor import StorageRef, TensorInfo, storages_of
 
 def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
     """
-    Compare storages that were read in part or rearranged with the file's checksums, each once.
+    Compare the storages of ``tensors`` with the file's checksums, each once, except those compared with ``copied``.
+
+    These are storages that were read in part or rearranged.
 
     Raises:
-        DamagedFile: One of them is not what was saved.
+        DamagedFile: The bytes of a storage do not match its checksum.
     """
     done: set[Place] = set()
     in_pieces: list[PiecesSource] = []
@@ -48,11 +50,11 @@ def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> 
 
 
 CHUNK_NBYTES: Final = 1 << 20
-"""What is computed is still in a core's cache when its checksum is, and when it is written."""
+"""Bytes of a chunk: few enough to stay in a core's cache until their checksum is computed and they are written."""
 
 
 class Payload:
-    """``nbytes`` bytes, in order, once; ``known_crc32`` is theirs as the source has it, or 0."""
+    """``nbytes`` bytes to be copied once, in order; ``known_crc32`` is their checksum by the source, or 0."""
 
     __slots__ = ()
     nbytes: int
@@ -63,23 +65,23 @@ class Payload:
         raise NotImplementedError
 
     def extents(self) -> Sequence[Extent] | None:
-        """Return the runs of files that hold these bytes as they are, in order; None where they have to be made."""
+        """Return the ranges of files that have these bytes as they are, in order; None if they must be computed."""
         return None
 
     def pieces(self) -> PiecesSource | None:
-        """Return the tensor in pieces that these bytes are, from end to end; None if they are something else."""
+        """Return the source in pieces whose bytes these are, all of them; None if they are something else."""
         return None
 
     def check(self, crc32: int) -> None:
-        """Raise DamagedFile if the source has a checksum of these bytes, and it is not this one."""
+        """Raise DamagedFile if the source has a checksum of these bytes that differs from ``crc32``."""
 
 
 class StoragePayload(Payload):
     """
-    A whole storage, in little-endian order, its checksum compared with the file's where that has one.
+    A complete storage, in little-endian order, compared with the file's checksum if there is one.
 
-    ``unit`` is the size in bytes of what swaps if the source is big-endian. Of a tensor in pieces, each piece is
-    compared with the checksum of its own.
+    ``unit`` is the size in bytes of the numbers to swap if the source is big-endian. For a tensor in pieces, each piece
+    is compared with its own checksum.
     """
 
     __slots__ = ("_unit", "known_crc32", "nbytes", "storage")
@@ -92,10 +94,10 @@ class StoragePayload(Payload):
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
-        Yield the bytes.
+        Yield the bytes in chunks.
 
         Raises:
-            DamagedFile: They have to be swapped, or were put together, and are not those that were saved.
+            DamagedFile: They are swapped, or joined from pieces, and do not match their checksum.
         """
         if isinstance(self.storage.source, PiecesSource):
             yield from self.storage.source.chunks()
@@ -148,7 +150,7 @@ class TensorPayload(Payload):
 
 
 def payload_of(tensor: LazyTensor) -> Payload:
-    """Return the payload for a tensor: its storage's where it is that storage from end to end, else its elements."""
+    """Return the payload for a tensor: its storage if it covers that from end to end, else its elements."""
     info = tensor.info
     storage = info.storage
     covers = storage is not None and info.is_contiguous and info.storage_offset == 0 and info.nbytes == storage.nbytes
@@ -158,6 +160,6 @@ def payload_of(tensor: LazyTensor) -> Payload:
 
 
 def have_same_bytes(one: TensorInfo, other: TensorInfo, limits: Limits = DEFAULT_LIMITS) -> bool:
-    """Say whether two tensors with bytes of their own have the same ones, in row-major order."""
+    """Return whether two tensors have the same bytes in row-major order; both must have a storage."""
     sides = (LazyTensor("", info).chunks(CHUNK_NBYTES, limits=limits) for info in (one, other))
     return all(a == b for a, b in zip_longest(*sides))

@@ -1,9 +1,9 @@
 """
 Tensors in pieces: several boxes, in several files, that together are one tensor.
 
-A box is a pair ``(offsets, sizes)`` inside the shape of the whole, in elements. ``PiecesSource`` makes of them a source
-of the whole tensor's bytes, packed in row-major order: whoever reads, copies or compares a storage reads it as any
-other. A tensor that was flattened before it was cut is one of pieces of a shape of one dimension.
+A box is a pair ``(offsets, sizes)`` inside the shape of the whole tensor, in elements. ``PiecesSource`` joins pieces to
+a source of the whole tensor's bytes, packed in row-major order, which is read, copied and compared as any storage. A
+tensor that was flattened before it was cut has pieces of a shape with one dimension.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ if TYPE_CHECKING:
 
 _MOST_CORNERS: Final = 1 << 22
 _MOST_AXES: Final = 3
-"""Boxes that are cut along so many dimensions may be any number: known writers cut along two at most."""
+"""Up to this many cut dimensions, any number of boxes is allowed: known writers cut along two at most."""
 _MOST_PLACES: Final = 1 << 66
-"""Far fewer numbers below this have one hash than it takes to slow a dict down."""
+"""Below this, too few numbers have equal hashes to slow a dict down."""
 
 
 def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
     """
-    Raise MalformedFile unless boxes fill a shape, each element once, however they are arranged.
-
-    Takes time in proportion to their number.
+    Check that boxes cover each element of a shape exactly once; the time is proportional to their number.
 
     Raises:
-        LimitExceeded: They are cut along so many dimensions that it would take long.
+        MalformedFile: They overlap, leave a hole, or are not inside the shape.
+        LimitExceeded: They are cut along too many dimensions to check them quickly.
     """
     if len(shape) > MAX_RANK or not is_countable(shape):
         raise _bad(name, f"a tensor of {len(shape)} dimensions, and more elements than torch can count")
@@ -74,10 +73,11 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Non
 
 def _is_tiled(name: str, shape: tuple[int, ...], boxes: list[Box]) -> bool:
     """
-    Say whether boxes inside a shape cover each of its elements once.
+    Return whether boxes inside a shape cover each of its elements once.
 
-    How many boxes cover an element, as a function of its place, is known when its jumps are: those at the corners of
-    each box, with a sign. It is one everywhere if the jumps of all boxes add up to those of the whole.
+    1. The number of boxes that cover an element is a function of its place, which is determined by its jumps.
+    2. Each box adds a jump at each of its corners, with alternating signs.
+    3. The number is one everywhere if the jumps of all boxes add up to the jumps of the whole shape.
     """
     axes = [axis for axis, whole in enumerate(shape) if any(sizes[axis] != whole for _, sizes in boxes)]
     grid = [shape[axis] + 1 for axis in axes]
@@ -104,7 +104,7 @@ def _bad(name: str, what: str) -> MalformedFile:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """Return the box that two have in common; None if they have no element in common."""
+    """Return the intersection of two boxes; None if it is empty."""
     low = tuple(map(max, one[0], other[0]))
     sizes = []
     for begin, a, a_size, b, b_size in zip(low, *one, *other, strict=True):
@@ -116,7 +116,7 @@ def intersection(one: Box, other: Box) -> Box | None:
 
 
 class BoxIndex:
-    """Finds which of many boxes meet another: those are few, in boxes that do not overlap and are sorted."""
+    """Finds the boxes that intersect another, among many that do not overlap and are sorted."""
 
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
@@ -125,7 +125,7 @@ class BoxIndex:
         self._groups = [(start, start + len(group), _hull(group)) for start, group in groups]
 
     def meeting(self, box: Box) -> Iterator[tuple[int, Box]]:
-        """Yield the numbers of those that meet a box, in order, and what they have in common with it."""
+        """Yield the index of each box that intersects ``box``, in order, and the intersection."""
         for start, stop, hull in self._groups:
             if len(self._groups) > 1 and intersection(hull, box) is None:
                 continue
@@ -143,7 +143,7 @@ def _hull(boxes: Sequence[Box]) -> Box:
 
 
 def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Yield the boxes that the elements from ``start`` to ``stop`` are, in row-major order: few, each as it can be."""
+    """Yield boxes that together are the elements from ``start`` to ``stop``, in row-major order, each maximal."""
     steps = row_major(shape)
     while start < stop:
         axis = next(at for at, step in enumerate(steps) if not start % step and start + step <= stop)
@@ -154,21 +154,21 @@ def boxes_of(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 
 _BAND_NBYTES: Final = 1 << 23
-"""What is put together at a time."""
+"""Bytes that are joined at a time."""
 
 Place: TypeAlias = tuple[object, int]
-"""Where a storage is."""
+"""Identifies a storage, by its file and its offset."""
 
 
 class Piece(NamedTuple):
-    """A box of a tensor, and where its bytes are."""
+    """A box of a tensor, and the file that has its bytes."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
-    """Name of the file that holds it, for people."""
+    """Name of the file that contains it, for messages."""
     open: Callable[[], TensorInfo]
-    """Returns the facts of the piece as a tensor of its own, of shape ``sizes``. May read headers."""
+    """Returns the piece as a tensor of its own, of shape ``sizes``. It may read headers."""
 
     @property
     def numel(self) -> int:
@@ -176,28 +176,28 @@ class Piece(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Consecutive bytes of a tensor that a file holds as they are."""
+    """Consecutive bytes of a tensor that a file contains as they are."""
 
     file: FileSource
     offset: int
     nbytes: int
     crc32: int = 0
-    """Of these bytes, as the file has it; 0 where it has none."""
+    """The file's checksum of these bytes; 0 if it has none."""
     what: str = ""
-    """What the checksum is of, for the message."""
+    """What the checksum belongs to, for messages."""
 
     def check(self, found: int) -> None:
-        """Raise DamagedFile if the file has a checksum of these bytes, and it is not this one."""
+        """Raise DamagedFile if the file has a checksum of these bytes that differs from ``found``."""
         if self.crc32:
             _compare(found, self.crc32, self.what)
 
 
 class PiecesSource(Source):
     """
-    The bytes of a tensor that is stored as pieces, which have to tile it: ``check_tiling`` says so.
+    The bytes of a tensor that is stored as pieces, which have to tile it: see ``check_tiling``.
 
-    A piece is opened when its bytes are first asked for, and compared with what was said of it. Threads may share it:
-    at worst, two open the same piece.
+    A piece is opened when its bytes are first read, and its shape and dtype are compared then. Threads may share the
+    source: at worst, two open the same piece.
     """
 
     __slots__ = (
@@ -232,20 +232,20 @@ class PiecesSource(Source):
         self.name = name
         self.nbytes = prod(shape) * dtype.itemsize
         self.fault = fault
-        """Why the tensor cannot be read as a whole: raised whenever it is read."""
+        """The error that is raised on each read, if the tensor cannot be read as a whole; else None."""
         self.sums: PartChecksums | None = None
         self._given = pieces
         self._pieces: tuple[Piece, ...] | None = None
         self._boxes: BoxIndex | None = None
         self.steps = row_major(self.shape)
-        """Of the whole, in elements."""
+        """Strides of the whole tensor, in elements."""
         self._infos: dict[int, TensorInfo] | None = None
         self.is_compared = False
-        """Whether all bytes were copied, and compared on the way."""
+        """Whether all bytes were copied, and compared with their checksums."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Those that have elements, in row-major order of their first ones. Made late: there may be very many."""
+        """The pieces that have elements, ordered by their offsets. Made on first use, as there may be very many."""
         if self._pieces is not None:
             return self._pieces
         if self.fault is not None:
@@ -262,7 +262,7 @@ class PiecesSource(Source):
 
     @property
     def band_nbytes(self) -> int:
-        """What is best read at a time, beginning at a multiple of it: whole rows, where they are not too large."""
+        """The best size of a read, at a multiple of it: complete rows, if they are not too large."""
         rows = (step * self.dtype.itemsize for step in self.steps)
         row = next((nbytes for nbytes in rows if nbytes <= _BAND_NBYTES), self.dtype.itemsize)
         return _BAND_NBYTES // row * row
@@ -272,8 +272,8 @@ class PiecesSource(Source):
         Return the facts of a piece, as a tensor of its own.
 
         Raises:
-            MalformedFile: It is not of the size or type that was said.
-            LimitExceeded: It is far larger than what the file holds of it.
+            MalformedFile: Its shape or dtype is not the expected one.
+            LimitExceeded: It is far larger than its storage.
             CkptoolError: It cannot be read.
         """
         infos = self._known()
@@ -281,7 +281,7 @@ class PiecesSource(Source):
         return infos.setdefault(index, self._opened(self.pieces[index])) if known is None else known
 
     def _known(self) -> dict[int, TensorInfo]:
-        """Return the pieces that were opened. Most tensors have no such dict: there may be very many."""
+        """Return the dict of opened pieces, which is made on first use: most tensors never need one."""
         if self._infos is None:
             self._infos = {}
         return self._infos
@@ -310,7 +310,7 @@ class PiecesSource(Source):
         return f"{self.name!r} at {list(piece.offsets)} in {piece.file!r}"
 
     def extents(self) -> list[Extent] | None:
-        """Return the bytes as runs of files, in order; None where a piece is not such a run, or is not as it is."""
+        """Return the ranges of files that are the bytes, in order; None unless each piece is one range, unchanged."""
         if not all(self._is_run(piece.sizes) for piece in self.pieces):
             return None
         found = []
@@ -323,7 +323,7 @@ class PiecesSource(Source):
         return found
 
     def _is_run(self, sizes: tuple[int, ...]) -> bool:
-        """Say whether the elements of a box are consecutive in the whole."""
+        """Return whether the elements of a box of these sizes are consecutive in the whole tensor."""
         axis = next((at for at, size in enumerate(sizes) if size != 1), len(sizes))
         return sizes[axis + 1 :] == self.shape[axis + 1 :]
 
@@ -333,7 +333,7 @@ class PiecesSource(Source):
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill a buffer with the bytes from ``offset``. Only the pieces that they are in are read."""
+        """Fill a buffer with the bytes from ``offset``. Only the pieces that have them are read."""
         itemsize = self.dtype.itemsize
         while buffer.nbytes:
             first, skipped = divmod(offset, itemsize)
@@ -349,7 +349,7 @@ class PiecesSource(Source):
             offset, buffer = offset + done, buffer[done:]
 
     def _fill(self, first: int, count: int, buffer: memoryview) -> None:
-        """Fill a buffer with elements, from the ``first`` on."""
+        """Fill a buffer with ``count`` elements from element ``first`` on."""
         for box in boxes_of(self.shape, first, first + count):
             for index, common in self._index().meeting(box):
                 as_it_is = file_of(self.info(index)) is not None
@@ -358,7 +358,7 @@ class PiecesSource(Source):
                     self._copy(index, part, buffer, first)
 
     def _copy(self, index: int, box: Box, buffer: memoryview, first: int) -> None:
-        """Copy what a piece has of a box to its place in a buffer, which begins with the ``first`` element."""
+        """Copy a box from a piece to its place in a buffer, which begins with element ``first`` of the tensor."""
         info, piece, itemsize = self.info(index), self.pieces[index], self.dtype.itemsize
         inside = list(map(sub, box[0], piece.offsets))
         part = part_of(info, inside, box[1])
@@ -374,7 +374,7 @@ class PiecesSource(Source):
             self.sums.add(index, sum(map(mul, inside, row_major(piece.sizes))) * itemsize, data)
 
     def _read(self, part: TensorInfo, under: tuple[FileSource, int] | None) -> memoryview:
-        """Return the elements of a part of a piece, until the thread reads the next one."""
+        """Return the elements of a part of a piece; the thread's next read may overwrite them."""
         if under is None:
             return memoryview(LazyTensor(self.name, part).read())
         file, offset = under
@@ -383,10 +383,10 @@ class PiecesSource(Source):
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
-        Yield all bytes in order, and compare pieces with the checksums that their files have, as ``compare`` does.
+        Yield all bytes in order, and compare pieces with the checksums in their files, as ``compare`` does.
 
         Raises:
-            DamagedFile: At the end, if a piece is not what was saved.
+            DamagedFile: At the end, if a piece does not match its checksum.
         """
         checked = self.checked()
         for start in range(0, self.nbytes, self.band_nbytes):
@@ -397,21 +397,20 @@ class PiecesSource(Source):
         self.release()
 
     def checked(self) -> Self:
-        """Return the same source for reading each byte once: ``compare`` then knows the checksums of the pieces."""
-        self._known()  # both have the same
+        """Return a copy that records checksums while each byte is read once, for ``compare``."""
+        self._known()  # made now, so that both share it
         found = copy.copy(self)
         found.sums = PartChecksums()
         return found
 
     def compare(self, done: set[Place] | None = None) -> None:
         """
-        Compare each piece that was read, and that is a storage of its own, with the checksum that its file has.
+        Compare each piece that was read, and that is a complete storage, with the checksum in its file.
 
-        Those that were compared are added to ``done``; ``check`` reads the others, whose bytes were not read in their
-        order, or not all.
+        Their storages are added to ``done``. Pieces of which not every byte was read once are left to ``check``.
 
         Raises:
-            DamagedFile: One is not what was saved.
+            DamagedFile: A piece does not match its checksum.
         """
         for index in () if self.sums is None else self.sums.noted():
             info = self.info(index)
@@ -424,9 +423,9 @@ class PiecesSource(Source):
 
     def release(self) -> None:
         """
-        Let go of what is known of the pieces, after all bytes were copied and compared on the way.
+        Drop what is known of the pieces, after all bytes were copied and compared.
 
-        It stays where a piece is on a part of a storage, whose checksum is still to be compared.
+        It is kept if a piece is on a part of a storage, whose checksum must still be compared.
         """
         known = self._known().values()
         if all(info.storage is None or not info.storage.crc32 or info.known_crc32 for info in known):
@@ -434,18 +433,18 @@ class PiecesSource(Source):
             self._infos = self._pieces = self._boxes = None
 
     def copied_whole(self) -> set[Place]:
-        """Return the storages whose checksums are compared when all bytes are copied in order."""
+        """Return the opened storages whose checksums are compared when all bytes are copied in order."""
         infos = self._known().values()
         return {place_of(info.storage) for info in infos if info.storage is not None and info.known_crc32}
 
     def check(self, done: set[Place] | None = None) -> None:
         """
-        Compare every storage that a piece is on with the checksum in its file, each once: all its bytes are read.
+        Compare the storage of every piece with the checksum in its file, each once: all its bytes are read.
 
-        ``done`` are those that were compared before; what is compared here is added.
+        ``done`` has the storages that were compared before; those compared here are added.
 
         Raises:
-            DamagedFile: One is not what was saved.
+            DamagedFile: A storage does not match its checksum.
         """
         done = set() if done is None else done
         for index in range(0 if self.is_compared else len(self.pieces)):
@@ -466,7 +465,7 @@ def _compare(found: int, saved: int, what: str) -> None:
 
 
 def file_of(info: TensorInfo) -> tuple[FileSource, int] | None:
-    """Return the file that has the elements as they are, one after the other, and where; None if none has."""
+    """Return the file that has the elements as they are, consecutively, and their offset in it; None if none has."""
     storage = info.storage
     if storage is None or not info.is_as_stored:
         return None
@@ -474,13 +473,13 @@ def file_of(info: TensorInfo) -> tuple[FileSource, int] | None:
 
 
 def place_of(storage: StorageRef) -> Place:
-    """Return what no two storages that are alive have in common, whatever opened their file."""
+    """Return a key of a storage, equal for two storages only if they are the same bytes of the same file."""
     under = file_under(storage.source, storage.offset)
     return (id(storage.source), storage.offset) if under is None else (under[0].place, under[1])
 
 
 def in_pieces(name: str, shape: tuple[int, ...], dtype: DType, source: PiecesSource, location: str) -> TensorInfo:
-    """Return the facts of the whole tensor: packed, in row-major order, on a storage that is ``source``."""
+    """Return the facts of the whole tensor: packed, in row-major order, with ``source`` as its storage."""
     storage = StorageRef(name, location, source.nbytes, source, 0)
     stride = source.steps if shape == source.shape else row_major(shape)
     return TensorInfo(dtype, shape, stride, 0, storage, location)
@@ -496,28 +495,28 @@ def joined(
     is_flat: bool = False,
     fault: CkptoolError | None = None,
 ) -> TensorInfo:
-    """Return the facts of the whole that pieces of files are; if it ``is_flat``, they are runs of all its elements."""
+    """Return the facts of a tensor made of pieces; if it ``is_flat``, these are ranges of its elements in a row."""
     stored = (prod(shape),) if is_flat else shape
     source = PiecesSource(stored, dtype, pieces, cancellation, name=name, fault=fault)
     return in_pieces(name, shape, dtype, source, "cpu")
 
 
 def packed(info: TensorInfo, name: str = "") -> PiecesSource:
-    """Return a source of the elements of a tensor, whatever its strides, packed in row-major order."""
+    """Return a source of a tensor's elements, packed in row-major order whatever its strides."""
     whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)
     cancellation = info.storage.source.cancellation if info.storage is not None else None
     return PiecesSource(info.shape, info.dtype, [whole], cancellation, name=name)
 
 
 class PartChecksums:
-    """CRC-32 checksums of the parts of pieces, in whatever order threads read them."""
+    """CRC-32 checksums of parts of pieces, which threads may read in any order."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[tuple[int, int, int]]] = {}
         self._lock = threading.Lock()
 
     def add(self, index: int, start: int, data: memoryview) -> None:
-        """Note the bytes of a piece from ``start`` on."""
+        """Record bytes of a piece, from the offset ``start`` in it."""
         with self._lock:
             parts = self._parts.setdefault(index, [])
             goes_on = bool(parts) and parts[-1][0] + parts[-1][1] == start
@@ -527,12 +526,12 @@ class PartChecksums:
             parts.append((begin, nbytes + data.nbytes, found))
 
     def noted(self) -> list[int]:
-        """Return the numbers of the pieces of which something was noted."""
+        """Return the indices of the pieces with recorded bytes."""
         with self._lock:
             return sorted(self._parts)
 
     def of(self, index: int, nbytes: int) -> int | None:
-        """Return the checksum of a piece; None if not each of its bytes was noted once."""
+        """Return the checksum of a piece of ``nbytes`` bytes; None unless each byte was recorded once."""
         found = end = 0
         for start, part_nbytes, of_part in sorted(self._parts.get(index, ())):
             if start != end:
@@ -543,15 +542,15 @@ class PartChecksums:
 
 
 class Cut(NamedTuple):
-    """The pieces of a tensor that have elements, and where they are."""
+    """How a tensor is cut into pieces."""
 
     pieces: Sequence[Piece]
     along: int | None
-    """The dimension that they are cut along, if it is one alone; None for one piece, and for boxes."""
+    """The dimension that it is cut along, if it is exactly one; None for one piece, and for boxes."""
     is_flat: bool
-    """Whether it was flattened before it was cut: offsets and sizes are of its elements in a row."""
+    """Whether it was flattened before it was cut: offsets and sizes count its elements in a row."""
     files: tuple[str, ...]
-    """Names of the files that hold them, in their order."""
+    """Names of the files of the pieces, in the order of the pieces."""
 
     def __str__(self) -> str:
         count = len(self.pieces)
@@ -563,13 +562,13 @@ class Cut(NamedTuple):
 
 
 def cut_of(info: TensorInfo) -> Cut | None:
-    """Return how a tensor is cut; None where its file has it as a whole, or does not say all of it."""
+    """Return how a tensor is cut; None if it is not in pieces, or they cannot be joined."""
     source = info.storage.source if info.storage is not None else None
     if not isinstance(source, PiecesSource):
         return None
     try:
         pieces = source.pieces
-    except Failure:  # reading it tells what is wrong
+    except Failure:  # reading the tensor raises it
         return None
     is_flat = len(source.shape) == 1 < len(info.shape)
     axes = [axis for axis, whole in enumerate(source.shape) if any(piece.sizes[axis] != whole for piece in pieces)]

@@ -1,4 +1,4 @@
-"""``LazyTensor``: the elements of any strided view, gathered from the bytes of its storage, some at a time."""
+"""``LazyTensor``: read the elements of any strided view from the bytes of its storage, some at a time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes."""
+"""Offsets and sizes, in elements."""
 Dims: TypeAlias = list[tuple[int, int, int]]
 """Size, step in the source, and step in the target of each dimension, in elements."""
 CODES: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
-"""Unsigned integers of so many bytes."""
+"""Codes of unsigned integers, by their size in bytes."""
 _LONG: Final = 256
-"""A dimension of so many elements is worth a call for each of its runs."""
+"""A dimension of this many elements is long enough to copy it with one call for each row."""
 _SPAN_NBYTES: Final = 1 << 19
-"""A span that is always read in one piece."""
+"""A span up to this size is always read in one piece."""
 _MOST_NBYTES: Final = 1 << 26
-"""Of a span that is read in one piece because reading its runs one by one would be more work."""
+"""Bytes of the largest span that is read in one piece to avoid many small reads."""
 _PER_READ_NBYTES: Final = 1 << 12
-"""What can be copied in the time of one read."""
+"""Bytes that can be copied in the time of one read."""
 
 
 class LazyTensor:
@@ -58,24 +58,24 @@ class LazyTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the elements, with those of its parts if it has any."""
+        """Size of the elements in bytes, including those of its parts."""
         return self.info.total_nbytes
 
     @property
     def device(self) -> str:
-        """The device tag as saved. The bytes are in the file, wherever they were then."""
+        """The device tag as saved: where the tensor was then. Its bytes are in the file."""
         return self.info.location
 
     def numpy(self, *, limits: Limits = DEFAULT_LIMITS) -> NDArray[Any]:
         """
-        Return the elements as a new array, which nothing else shares.
+        Return the elements as a new array that shares no memory.
 
         Raises:
-            UnsupportedFeature: numpy has no such type (bfloat16, float8, quantised), or ``read`` cannot give the bytes.
+            UnsupportedFeature: numpy has no such type (bfloat16, float8, quantised), or as ``read``.
             LimitExceeded: As ``read``.
             CkptoolError: numpy is not installed.
         """
-        from ckptool import _numpy  # the package knows who can: nothing here knows numpy or torch
+        from ckptool import _numpy  # indirectly, because this package must not import numpy or torch
 
         found: NDArray[Any] = _numpy(self, limits)
         return found
@@ -99,12 +99,12 @@ class LazyTensor:
         """
         Return a lazy tensor of some rows, as ``tensor[2:10]``, or columns, as ``tensor[:, 2:10]``.
 
-        It reads their bytes alone where they lie together, as rows do, and else few more.
+        It reads only their bytes if they are consecutive, as rows are, and otherwise few more.
 
         Raises:
-            TypeError: It is no slice, or there are more than dimensions.
+            TypeError: The index is not a slice, or has more slices than the tensor has dimensions.
             ValueError: A step is below 1.
-            UnsupportedFeature: The file has no plain rows of it: a sparse or a quantised tensor.
+            UnsupportedFeature: The file has no plain rows: the tensor is sparse, or packs several values in a byte.
         """
         info, storage = self.info, self.info.storage
         given: tuple[object, ...] = rows if isinstance(rows, tuple) else (rows,)
@@ -122,7 +122,7 @@ class LazyTensor:
         first = sum(one.start * step for one, step in zip(taken, info.stride, strict=False))
         begin = info.storage_offset + first if prod(shape) else info.storage_offset
         info = info._replace(shape=shape, stride=steps, storage_offset=begin, parts=())
-        if info.is_contiguous:  # then its bytes are a storage of their own
+        if info.is_contiguous:  # then a slice of the source can be its storage
             own = SliceSource(storage.source, storage.offset + begin * info.dtype.itemsize, info.nbytes)
             info = info._replace(
                 storage=storage._replace(source=own, offset=0, nbytes=info.nbytes, crc32=0, whole=None),
@@ -131,7 +131,7 @@ class LazyTensor:
         return LazyTensor(f"{self.name}[{', '.join(map(_spelled, slices))}]", info)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return what ``numpy`` does, for ``numpy.asarray``; it says so if numpy has no such type."""
+        """Return the array of ``numpy()``, for ``numpy.asarray``; raise TypeError if numpy has no such type."""
         if copy is False:
             raise ValueError(f"{self!r} is not in memory: an array of it is always a copy")
         try:
@@ -141,7 +141,7 @@ class LazyTensor:
         return found if dtype is None else found.astype(dtype, copy=False)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Hand over what ``torch`` returns, for ``torch.as_tensor`` and whoever else takes DLPack."""
+        """Return the tensor of ``torch()`` as DLPack, for ``torch.as_tensor`` and others that take it."""
         return self.torch().detach().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -151,8 +151,8 @@ class LazyTensor:
         """
         Return the elements in row-major order, without gaps, little-endian.
 
-        Views are gathered, expanded elements repeated, conjugate and negative views resolved: the bytes are those of
-        the tensor that torch would show. Quantised tensors give their integers.
+        Views are gathered, expanded elements repeated, conjugate and negative views resolved: the bytes are the values
+        that torch would show. Quantised tensors give their integers.
 
         Raises:
             UnsupportedFeature: The file has no plain bytes for the tensor: a sparse layout, a wrapper subclass.
@@ -162,7 +162,7 @@ class LazyTensor:
         return _read(self.info)
 
     def chunks(self, nbytes: int, *, limits: Limits = DEFAULT_LIMITS) -> Iterator[bytes]:
-        """Yield what ``read`` returns in pieces of at most ``nbytes``, or of one element where that is more."""
+        """Yield the bytes of ``read`` in pieces of at most ``nbytes`` bytes, but at least one element."""
         self._check_readable(limits)
         info, zero = self.info, (0,) * len(self.shape)
         whole = info if info.storage is None else info._replace(storage=in_memory(info.storage))
@@ -195,7 +195,7 @@ class LazyTensor:
 
 
 def _spelled(one: slice) -> str:
-    """Return a slice as it is written between brackets."""
+    """Return the source text of a slice."""
     start, stop, step = ("" if bound is None else str(bound) for bound in (one.start, one.stop, one.step))
     return f"{start}:{stop}{f':{step}' if step not in ('', '1') else ''}"
 
@@ -209,12 +209,12 @@ def in_memory(storage: StorageRef) -> StorageRef:
 
 
 def part_of(info: TensorInfo, offsets: Sequence[int], sizes: tuple[int, ...]) -> TensorInfo:
-    """Return the facts of a box of a tensor, as of a tensor of its own."""
+    """Return a box of a tensor as a tensor of its own."""
     return info._replace(shape=sizes, storage_offset=info.storage_offset + sum(map(mul, offsets, info.stride)))
 
 
 def cut_up(offsets: tuple[int, ...], sizes: tuple[int, ...], numel: int) -> Iterator[Box]:
-    """Yield a box in parts of at most so many elements, in row-major order."""
+    """Yield parts of a box of at most ``numel`` elements each, in row-major order."""
     if prod(sizes) <= numel:
         yield offsets, sizes
         return
@@ -231,7 +231,7 @@ def _read(info: TensorInfo) -> bytes:
     assert storage is not None  # _check_readable saw it
     start = info.storage_offset * itemsize
     if info.numel and info.dtype.packed > 1 and (start or not info.is_contiguous):
-        # The file does not say how rows were packed.
+        # It is not known how rows were packed.
         raise UnsupportedFeature(f"a view of {info.dtype}", kind="no-plain-bytes")
     if not info.numel or info.is_contiguous:
         data = storage.source.read(storage.offset + start, info.nbytes) if info.numel else b""
@@ -245,7 +245,7 @@ def _read(info: TensorInfo) -> bytes:
 
 
 def _merged(dims: Dims) -> Dims:
-    """Drop dimensions of one element, and join neighbours that are one on both sides."""
+    """Drop dimensions of one element, and join adjacent dimensions that are contiguous in both source and target."""
     merged: Dims = []
     for size, step, to in dims:
         if merged and merged[-1][1:] == (size * step, size * to):
@@ -257,10 +257,10 @@ def _merged(dims: Dims) -> Dims:
 
 def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memoryview, at: int) -> None:
     """
-    Read the elements of a box to their places in a buffer, where the first one goes ``at``.
+    Read the elements of a box to their places in a buffer; ``at`` is the place of the first one.
 
-    Reads the span that they cover in one piece if that is small, or mostly wanted, or less work than a read for each
-    run; else in slices along the dimension of the largest step.
+    The span that they cover is read in one piece if it is small, or mostly needed, or less work than a read for each
+    run; otherwise in slices along the dimension with the largest step.
     """
     count = prod(size for size, _, _ in dims)
     span = itemsize * (1 + sum((size - 1) * step for size, step, _ in dims))
@@ -276,7 +276,7 @@ def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memo
 
 
 def _run(dims: Dims) -> int:
-    """Return how many elements are consecutive in the source."""
+    """Return how many elements are consecutive in the source at a time."""
     run = 1
     for size, step, _ in sorted(dims, key=lambda dim: dim[1]):
         run *= size if step == run else 1
@@ -285,18 +285,18 @@ def _run(dims: Dims) -> int:
 
 def copy_box(source: memoryview, target: memoryview, at: int, dims: Dims, itemsize: int) -> None:
     """
-    Copy the elements of a box from the begin of one buffer to another, in which they go ``at``.
+    Copy the elements of a box from the start of one buffer to the place ``at`` of another.
 
-    ``dims`` are size, step in the source, and step in the target of each dimension. All places are in elements.
+    ``dims`` are size, step in the source, and step in the target of each dimension. All units are elements.
     """
     unit = min(itemsize, 8)
-    if unit < itemsize:  # memoryview has no elements of 16 bytes: they are pairs
+    if unit < itemsize:  # memoryview has no items of 16 bytes: they are copied as pairs
         scale = itemsize // unit
         dims = [*((size, step * scale, to * scale) for size, step, to in dims), (scale, 1, 1)]
         at *= scale
     dims = _merged(dims) or [(1, 1, 1)]
     source, target = (side.cast("B").cast(CODES[unit]) for side in (source, target))
-    # One dimension runs in C: of those that are long the one with the smallest steps, else the longest.
+    # One dimension is copied by C code: of the long ones the one with the smallest steps, else the longest.
     axis = max(range(len(dims)), key=lambda axis: (min(dims[axis][0], _LONG), -sum(dims[axis][1:]), -dims[axis][2]))
     size, step, to = dims.pop(axis)
     *outer, (count, skip, skip_to) = sorted(dims) or [(1, 0, 0)]
@@ -313,7 +313,7 @@ def copy_box(source: memoryview, target: memoryview, at: int, dims: Dims, itemsi
 
 
 def _resolve(info: TensorInfo, data: bytes) -> bytes:
-    """Return the values of stored bytes: byte order, conjugate and negative bits applied."""
+    """Return the stored bytes with byte order, conjugate and negative bits applied."""
     unit = info.dtype.swap_nbytes
     if info.storage is not None and info.storage.big_endian and unit > 1:
         data = swapped(data, unit)
@@ -342,13 +342,13 @@ def _flip_signs(data: bytes, which: Sequence[bool], unit: int) -> bytes:
 
 
 def fault_of(source: Source) -> CkptoolError | None:
-    """Return why what is stored in a source cannot be read as a whole, as far as is known."""
-    found: CkptoolError | None = getattr(source, "fault", None)  # of a tensor in pieces
+    """Return the known error that reading a source would raise, or None."""
+    found: CkptoolError | None = getattr(source, "fault", None)  # a PiecesSource has it
     return found
 
 
 def announce(tensors: Iterable[LazyTensor]) -> None:
-    """Announce the storages of tensors, those of their parts too, to the sources that they are read from."""
+    """Announce the storages of tensors, and of their parts, to the remote sources that they are read from."""
     found: dict[int, tuple[FarSource, list[tuple[int, int]]]] = {}
     for storage in storages_of(tensor.info for tensor in tensors):
         if under := far_under(storage.source):

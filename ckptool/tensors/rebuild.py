@@ -1,9 +1,9 @@
 """
-Inert tree → ``TensorInfo``: what each call that torch pickles for a tensor means.
+Inert nodes to ``TensorInfo``: the meaning of each call that torch pickles for a tensor.
 
-Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle asks for to a method that reads the arguments
-as data. Calls of any other name are not tensors; no name is looked up. What a persistent id refers to, the container
-knows: it gives two functions.
+Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle calls to a method that reads the arguments as
+data. Calls of any other name are not tensors; no name is looked up. The meaning of persistent ids depends on the
+container, which passes two functions for them.
 
 Argument layouts: torch/_utils.py, torch/_tensor.py and torch/storage.py; the old ones, Tensor.__setstate__.
 """
@@ -38,10 +38,10 @@ from ckptool.tensors.tensor import (
 )
 
 Resolve: TypeAlias = Callable[[Inert], TypedStorage | TensorInfo | None]
-"""Returns what a persistent id refers to, or None if that is neither a storage nor a tensor."""
+"""Returns the storage or tensor of a persistent id, or None if it is neither."""
 
 Nested: TypeAlias = Callable[[bytes], TypedStorage | None]
-"""Returns the storage that a complete stream inside the pickle holds (``_load_from_bytes``), or None."""
+"""Returns the storage in a complete stream inside the pickle (``_load_from_bytes``), or None."""
 Args: TypeAlias = tuple[Inert, ...]
 Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
 _LONGEST_LAYOUT: Final = 64
@@ -59,28 +59,28 @@ class Rebuilder:
         self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
         self._others: dict[int, Global] = {}
-        """What makes no tensors. Of their calls nothing is kept: each costs as much again as the call itself."""
+        """Names whose calls make no tensors. The calls are not recorded, which would double their memory."""
         self._takes_arrays = False
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
         self._states: dict[int, tuple[int, Parts, bool]] = {}
-        """Of each state of a subclass: what was spent on it, the tensors among them, and if it is a buffer's."""
+        """For each state of a subclass: how many parts were counted, its tensors, and whether it is a buffer's."""
         self._unfinished: set[int] = set()
         self._cycles = 0  # how often a tensor was met inside itself
         self._parts_left = TENSOR_PARTS
         self._depth = 0
         self._plain: Global | None = None
-        """What the pickle calls for a plain tensor, once it was met: most calls of most files are of it."""
+        """The node of ``_rebuild_tensor_v2``, once it was met: most calls of most files are of it."""
         self._decoded: dict[int, bytes | None] = {}
-        """The strings of arrays: one that several have is decoded once."""
+        """The bytes of arrays by the id of their text: one that several share is decoded once."""
 
     def tensor(self, node: Inert) -> TensorInfo | None:
         """
-        Return the tensor that ``node`` would have become, or None if it is not a tensor.
+        Return the tensor that ``node`` would become, or None if it is not a tensor.
 
         Raises:
             MalformedFile: It is a tensor, and contradicts itself or its storage.
-            LimitExceeded: The tensors so far have more parts than anyone could walk through.
+            LimitExceeded: The tensors so far have more than 1,000,000 parts and attributes.
         """
         kind = type(node)
         if kind is not Call and kind is not PersistentId:
@@ -119,7 +119,7 @@ class Rebuilder:
         return True
 
     def take_arrays(self, *, take: bool = True) -> None:
-        """From now on, take arrays of numpy for tensors, too, or no longer: where they are weights, and not data."""
+        """From now on, count numpy arrays as tensors, or no longer: for files in which they are weights."""
         self._takes_arrays = take
         self._known = {key: info for key, info in self._known.items() if info is not None and not info.is_array}
 
@@ -132,10 +132,9 @@ class Rebuilder:
 
     def _from_numpy(self, node: Inert) -> TensorInfo | None:
         """
-        Return an array as a tensor; None if it is none, or of a type that torch does not have.
+        Return an array as a tensor; None if the node is not an array, or torch does not have its type.
 
-        Each has a source of its own: equal bytes may be one object in a pickle, and an array is made of them for each
-        call.
+        Each gets a source of its own, so that arrays are not tied: a pickle may share the bytes of equal arrays.
 
         Raises:
             MalformedFile: It contradicts itself.
@@ -155,20 +154,20 @@ class Rebuilder:
         return info
 
     def _raw(self, node: Inert) -> bytes | None:
-        """Return the bytes that a text or a call of the codec stands for."""
+        """Return the bytes of ``raw_bytes``, decoded once for each text."""
         text = encoded_bytes(node)
         if id(text) not in self._decoded:
             self._decoded[id(text)] = raw_bytes(text)
         return self._decoded[id(text)]
 
     def _spend(self, count: int) -> None:
-        # Tensors may share their parts and attributes, so a short file can name more of them than it has bytes.
+        # Tensors may share parts and attributes, so a short file can refer to more of them than it has bytes.
         self._parts_left -= count
         if self._parts_left < 0:
             raise LimitExceeded(f"tensors with more than {TENSOR_PARTS:,} parts and attributes", actual=TENSOR_PARTS)
 
     def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
-        """Return what a persistent id refers to, or None if that is neither a storage nor a tensor."""
+        """Return the storage or tensor of a persistent id, or None if it is neither."""
         return self._resolve(pid)
 
     def storage(self, node: Inert) -> TypedStorage | None:
@@ -207,7 +206,7 @@ class Rebuilder:
             return self._old_tensor(node)
         return self._array(node) if self._takes_arrays else None
 
-    # One method for each way that torch writes a tensor. ``args`` are the pickle's, with None for those left out.
+    # One method for each form in which torch writes a tensor. ``args`` are the pickle's, with None for missing ones.
 
     def _v1(self, _: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, *_rest = args
@@ -250,8 +249,8 @@ class Rebuilder:
 
     def _parameter(self, node: Call, args: Args) -> TensorInfo | None:
         data, requires_grad = args[:2]
-        # Before 0.4: called with its data and (requires_grad, volatile, hooks) for a state, and before that with
-        # nothing and (data, grad, hooks, requires_grad, volatile).
+        # Before torch 0.4: called with the data, and the state (requires_grad, volatile, hooks); earlier: called
+        # without arguments, and the state (data, grad, hooks, requires_grad, volatile).
         state = node.state if isinstance(node.state, tuple) else ()
         gradient = None
         if data is None and len(state) == 5:
@@ -321,10 +320,10 @@ class Rebuilder:
 
     def _from_type(self, _: Call, args: Args) -> TensorInfo | None:
         func, cls, arguments, state, *_rest = args
-        # Not self.tensor(): a node made here dies here, and its id could be another's later.
+        # Not self.tensor(), which records the id of the node: this one is freed here, and its id may be reused.
         info = self._recognise(Call(func, arguments)) if isinstance(arguments, tuple) else None
         if info is None:
-            return None  # what it wraps is found by walking on
+            return None  # the walk goes on and finds the tensors that it wraps
         named = nodes.global_of(cls)
         plain = named is not None and (named.module, named.name) in _PLAIN_CLASSES
         attributes, is_buffer = self._attributes(state)
@@ -351,13 +350,13 @@ class Rebuilder:
         return info._replace(subclass=name, requires_grad=as_flag(requires_grad), kind=kind, parts=parts)
 
     def _from_cpu(self, _: Call, args: Args) -> TensorInfo | None:
-        """An xla, mtia or maia tensor, saved as the CPU tensor or the numpy array that holds its values."""
+        """An xla, mtia or maia tensor, saved as a CPU tensor or a numpy array with its values."""
         data, _dtype, device, requires_grad, *_rest = args
         info = self.tensor(data) or self._from_numpy(data)
         return info and info._replace(location=as_device(device), requires_grad=requires_grad is True)
 
     def _attributes(self, state: Inert) -> tuple[Parts, bool]:
-        """Return the tensors among what a state holds, and whether it has the mark of nn.Buffer's plain tensors."""
+        """Return the tensors in a state, and whether it has the attribute that marks plain tensors of nn.Buffer."""
         known = self._states.get(id(state))
         if known is not None:
             self._spend(known[0])
@@ -365,12 +364,12 @@ class Rebuilder:
         pairs, cycles, left = nodes.state_pairs(state), self._cycles, self._parts_left
         self._spend(len(pairs))
         found = self._parts(pairs), nodes.lookup(pairs, "_is_buffer") is True
-        if cycles == self._cycles:  # else what it holds depends on who asks
+        if cycles == self._cycles:  # in a cycle, the result depends on where the walk began
             self._states[id(state)] = left - self._parts_left, *found
         return found
 
     def _parts(self, attributes: nodes.Pairs) -> Parts:
-        """Return the tensors among attributes, by name; two levels deep is as far as it goes."""
+        """Return the tensors among attributes, by name; those in a list or dict, too, but no deeper."""
         parts: list[tuple[str, TensorInfo]] = []
         for name, value in attributes:
             label = name if isinstance(name, str) else nodes.class_name(name)
@@ -385,7 +384,7 @@ class Rebuilder:
         return tuple(parts)
 
     def _tensors(self, named: Iterable[tuple[str, Inert]]) -> Parts:
-        """Return those of the named nodes that are tensors."""
+        """Return the tensors among named nodes, with their names."""
         return tuple((name, info) for name, node in named if (info := self.tensor(node)) is not None)
 
 
@@ -422,7 +421,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch._tensor", "_rebuild_from_type_v2"): Rebuilder._from_type,
     ("torch.tensor", "_rebuild_from_type"): Rebuilder._from_type,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): Rebuilder._jagged,
-    ("torch", "tensor"): lambda _, _call, args: scalar(args[0]),  # of modules that keep numbers, and save tensors
+    ("torch", "tensor"): lambda _, _call, args: scalar(args[0]),  # by modules that keep numbers and save tensors
     ("geoopt.tensor", "_rebuild_manifold_tensor"): Rebuilder._on_manifold,
     ("torch.nn.parameter", "Parameter"): Rebuilder._parameter,
     ("torch.nn.parameter", "UninitializedParameter"): lambda _, _call, args: uninitialized(args),
@@ -433,7 +432,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
 
 
 def _composite(layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
-    """Return a tensor that has no bytes but its parts'; ``main`` holds its values."""
+    """Return a tensor whose bytes are those of its parts; ``main`` has its values."""
     return TensorInfo(main.dtype, shape, (), 0, None, main.location, main.requires_grad, layout=layout, parts=parts)
 
 
@@ -466,7 +465,7 @@ def uninitialized(args: Args) -> TensorInfo:
 
 
 def scalar(value: Inert) -> TensorInfo | None:
-    """Return the tensor that ``torch.tensor`` makes of a number; None if it makes none of it."""
+    """Return the tensor that ``torch.tensor`` makes from a number; None if it is not such a number."""
     if type(value) is float:
         try:
             name, data = "float32", pack("<f", value)
@@ -492,7 +491,7 @@ def as_sequence(node: Inert) -> tuple[Inert, ...]:
 
 
 def as_sizes(node: Inert) -> tuple[int, ...]:
-    """Return a shape that nothing else bounds: no strides, no storage."""
+    """Return a shape, checked by itself, for tensors without strides and storage."""
     sizes = as_sequence(node)
     if len(sizes) > MAX_RANK or not all(map(is_size, sizes)) or not is_countable(sizes):
         raise malformed_tensor("a tensor whose shape is no sequence of sizes")
@@ -500,12 +499,12 @@ def as_sizes(node: Inert) -> tuple[int, ...]:
 
 
 def as_flag(node: Inert) -> bool | None:
-    """Return True or False, or None where the file says neither."""
+    """Return the node if it is a bool, else None."""
     return node if isinstance(node, bool) else None
 
 
 def as_dtype(node: Inert) -> DType:
-    """Return the element type that ``torch.float32`` and its like name."""
+    """Return the dtype that a name like ``torch.float32`` stands for; raise MalformedFile for others."""
     if isinstance(node, Global) and node.module == "torch" and node.name in dtypes.BY_NAME:
         return dtypes.BY_NAME[node.name]
     raise malformed_tensor(f"{nodes.class_name(node)} is no element type")
@@ -520,7 +519,7 @@ def as_layout(node: Inert) -> str:
 
 
 def as_device(node: Inert) -> str:
-    """Return the tag of a ``torch.device``, or of a text in its place."""
+    """Return the tag of a ``torch.device``, or of text in its place."""
     args = node.args[:2] if isinstance(node, Call) and isinstance(node.args, tuple) else (node,)
     texts = [str(arg) for arg in args if type(arg) is str or (type(arg) is int and 0 <= arg < 1 << 16)]
     refuse_long("a device tag", "", *texts)
@@ -528,5 +527,5 @@ def as_device(node: Inert) -> str:
 
 
 def is_tensor_class(func: Global) -> bool:
-    """Say whether a name is that of a class of tensors in torch, of its first years: ``torch.FloatTensor``."""
+    """Return whether a name is an old tensor class of torch, such as ``torch.FloatTensor``."""
     return func.module in ("torch", "torch.cuda") and func.name.endswith("Tensor")

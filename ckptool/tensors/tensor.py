@@ -36,17 +36,17 @@ SPARSE_PARTS: Final = {
     "sparse_csc": ("ccol_indices", "row_indices", "values"),
     "sparse_bsc": ("ccol_indices", "row_indices", "values"),
 }
-"""What torch calls the parts of a sparse tensor, by its layout."""
+"""torch's names of the parts of a sparse tensor, by its layout."""
 MAX_RANK: Final = 64  # torch's own limit
 MAX_SIZE: Final = 1 << 63
-"""Sizes, strides and offsets are below this: torch has them as signed integers of 64 bits."""
+"""Sizes, strides and offsets are below this: torch stores them as signed integers of 64 bits."""
 
 
 class StorageRef(NamedTuple):
     """
     One storage's bytes: where they are, and the device tag that they were saved with.
 
-    Those of one source that begin at different places are apart, unless they are slices of one that is whole.
+    Storages of one source with different offsets do not overlap, unless they are slices of one ``whole``.
     """
 
     key: str
@@ -58,16 +58,16 @@ class StorageRef(NamedTuple):
     """Position of the first byte in ``source``."""
     big_endian: bool = False
     crc32: int = 0
-    """Checksum of all its bytes, as the file has it; 0 where it has none."""
+    """The file's checksum of all its bytes; 0 if it has none."""
     whole: StorageRef | None = None
-    """The storage that this one is a slice of, where the file says so (legacy streams, tars)."""
+    """The storage that this one is a slice of, if there is one (in legacy streams and tars)."""
 
     def __repr__(self) -> str:
         return f"<StorageRef {self.key!r} {self.location} of {self.nbytes} bytes>"
 
     @property
     def file_offset(self) -> int | None:
-        """Offset of the first byte in the file; None where the file holds the bytes compressed or encoded."""
+        """Offset of the first byte in the file; None if the file has the bytes compressed or encoded."""
         return self.source.file_offset(self.offset)
 
 
@@ -75,8 +75,8 @@ class TensorInfo(NamedTuple):
     """
     The facts about one tensor, without its bytes.
 
-    A tensor that is not plain strided memory has a ``layout`` that names it and ``parts`` that are (sparse: indices
-    and values; quantised per channel: scales and zero points; a wrapper subclass: what it wraps).
+    A tensor that is not plain strided memory has a ``layout`` and ``parts`` (sparse: indices and values; quantised per
+    channel: scales and zero points; a wrapper subclass: the tensors that it wraps).
     """
 
     dtype: DType
@@ -84,16 +84,16 @@ class TensorInfo(NamedTuple):
     stride: tuple[int, ...]
     storage_offset: int
     storage: StorageRef | None
-    """Tensors that share memory hold equal storages. None where the file has no bytes for the tensor itself."""
+    """Tensors that share memory have equal storages. None if the file has no bytes of the tensor itself."""
     location: str
     requires_grad: bool | None = None
     kind: Kind | None = None
     layout: str = "strided"
     parts: tuple[tuple[str, TensorInfo], ...] = ()
     subclass: str | None = None
-    """The tensor class that the file asks for, where it is neither Tensor nor Parameter; ``ARRAY`` for arrays."""
+    """The tensor's class if it is neither Tensor nor Parameter; ``ARRAY`` for numpy arrays."""
     details: tuple[tuple[str, int | float], ...] = ()
-    """Numbers that belong to the layout: scale and zero point, the channel axis."""
+    """Numbers of the layout: scale and zero point, or the channel axis."""
     conj: bool = False
     neg: bool = False
 
@@ -103,22 +103,22 @@ class TensorInfo(NamedTuple):
 
     @property
     def is_array(self) -> bool:
-        """Whether the file has it as an array of numpy: what it says is a tensor's, but it loads as an array."""
+        """Whether it is a numpy array in the file: described as a tensor, but loaded as an array."""
         return self.subclass == ARRAY
 
     @property
     def nbytes(self) -> int:
-        """Size of its own elements packed together; 0 where it has no bytes but its parts'."""
+        """Size in bytes of its own elements, packed; 0 if only its parts have bytes."""
         if not self.storage:
             return 0
         packed = self.dtype.packed
-        if packed > 1 and self.shape:  # each row begins with a byte of its own
+        if packed > 1 and self.shape:  # each row begins at a new byte
             return prod(self.shape[:-1]) * -(-self.shape[-1] // packed)
         return self.numel * self.dtype.itemsize
 
     @property
     def total_nbytes(self) -> int:
-        """Size of its elements, and of its parts'."""
+        """Size in bytes of its elements, and of its parts'."""
         return sum(one.nbytes for one in with_parts([self])) if self.parts else self.nbytes
 
     @property
@@ -132,32 +132,32 @@ class TensorInfo(NamedTuple):
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether the storage holds the tensor's elements as they are, one after the other."""
+        """Whether the storage has the tensor's elements as they are, consecutively."""
         swapped = self.storage is not None and self.storage.big_endian and self.dtype.swap_nbytes > 1
         return self.is_contiguous and not (self.conj or self.neg or swapped)
 
     @property
     def known_crc32(self) -> int:
-        """The checksum that the file has of the tensor's elements in their order; 0 where it has none."""
+        """The file's checksum of the tensor's elements in their order; 0 if it has none."""
         storage = self.storage
         return storage.crc32 if storage is not None and self.nbytes == storage.nbytes and self.is_as_stored else 0
 
 
 def is_size(value: object) -> bool:
-    """Say whether a value from a file can be a size, a stride or an offset of torch's."""
+    """Return whether a value from a file can be a size, a stride or an offset in torch."""
     return type(value) is int and 0 <= value < MAX_SIZE
 
 
 def is_countable(sizes: Iterable[int]) -> bool:
-    """Say whether torch could count the elements of a shape: the product, taken in order, stays below 2^63."""
+    """Return whether torch can count the elements of a shape: the product, taken in order, stays below 2^63."""
     return all(product < MAX_SIZE for product in accumulate(sizes, mul))
 
 
 def check_extent(info: TensorInfo) -> None:
     """
-    Raise MalformedFile unless every element lies inside the storage, and torch could count them.
+    Raise MalformedFile unless every element is inside the storage, and torch can count them.
 
-    Exact integers: offset + 1 + Σ (size - 1) · stride elements, 0 if any size is 0.
+    Needed are offset + 1 + Σ (size - 1) · stride elements, in exact integers; 0 if any size is 0.
     """
     dtype, shape, stride, last, storage = info[:5]
     rank = len(shape)
@@ -165,8 +165,8 @@ def check_extent(info: TensorInfo) -> None:
         raise malformed_tensor(f"a tensor of {rank} dimensions with {len(stride)} strides")
     if type(last) is not int or not 0 <= last < MAX_SIZE:
         raise malformed_tensor("a tensor whose offset is no size")
-    bits = 0  # of all sizes and steps: negative if one of them is, and too large if one of them is
-    for size, step in zip(shape, stride):  # noqa: B905 - as many, as was seen
+    bits = 0  # the bits of all sizes and steps: negative, or too large, if one of them is
+    for size, step in zip(shape, stride):  # noqa: B905 - equal lengths, as checked above
         if type(size) is not int or type(step) is not int:
             bits = -1
             break
@@ -183,25 +183,25 @@ def check_extent(info: TensorInfo) -> None:
                 needed=last + 1,
                 actual=held,
             )
-    if (bits >> 15 or rank > 4) and not is_countable(shape):  # smaller ones need not be multiplied
+    if (bits >> 15 or rank > 4) and not is_countable(shape):  # the product of smaller ones is small enough
         raise malformed_tensor("a tensor of 2^63 elements or more")
 
 
 def identity(info: TensorInfo) -> tuple[object, ...]:
-    """Return a key that is equal for two names of one tensor: the same elements of the same memory, in one order."""
+    """Return a key that is equal for tied tensors: the same elements of the same memory, in the same order."""
     storage = info.storage
     if storage is None or not info.numel:
         return (id(info),)
     place = (id(storage.source), storage.offset, info.storage_offset)
-    # As text, because its hash is random: numbers chosen to have one hash would take a dict hours.
+    # As text, whose hash is random: a file could choose numbers with equal hashes, on which a dict takes hours.
     return *place, info.dtype.name, str((info.shape, info.stride)), info.conj, info.neg
 
 
 def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = None) -> Sequence[TensorInfo]:
-    """Return the tensors, of those that are tied one; where no two begin at one place, none are."""
+    """Return the tensors, one of each group of tied ones. The same sequence comes back if no storages are shared."""
     storages = [info.storage for info in infos]
     places = [None if one is None else (id(one.source), one.offset) for one in storages]
-    ordered = sorted(place for place in places if place is not None)  # a set of all would take ten times the memory
+    ordered = sorted(place for place in places if place is not None)  # a set of all takes ten times the memory
     shared = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))
     if not shared and len(ordered) == len(infos):
         return infos
@@ -212,7 +212,7 @@ def distinct(infos: Sequence[TensorInfo], cancellation: Cancellation | None = No
 
 
 def with_parts(infos: Iterable[TensorInfo]) -> Iterator[TensorInfo]:
-    """Yield tensors, each with its parts behind it, and theirs."""
+    """Yield tensors, each followed by its parts, and their parts."""
     for info in infos:
         yield info
         todo = [info] if info.parts else []
@@ -228,12 +228,12 @@ def storages_of(infos: Iterable[TensorInfo]) -> Iterator[StorageRef]:
 
 
 def storages_nbytes(infos: Iterable[TensorInfo]) -> int:
-    """Return the size of the storages of tensors, and of their parts, each once."""
+    """Return the total size in bytes of the storages of tensors and of their parts; each storage counts once."""
     return sum({(id(one.source), one.offset): one.nbytes for one in storages_of(infos)}.values())
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of packed rows; an empty dimension counts as one, as torch has it."""
+    """Return the strides, in elements, of a packed row-major tensor; an empty dimension counts as 1, as in torch."""
     steps = []
     step = 1
     for size in reversed(sizes):
@@ -260,10 +260,10 @@ class View(NamedTuple):
 
 
 class StorageId(NamedTuple):
-    """A persistent id, its types checked."""
+    """The parts of a storage's persistent id, with checked types."""
 
     dtype: DType
-    """uint8 for UntypedStorage, as torch has it: its tensors say their type themselves."""
+    """uint8 for UntypedStorage, as in torch: its tensors have their own types."""
     key: str
     location: str
     nbytes: int
@@ -279,11 +279,11 @@ class TypedStorage(NamedTuple):
 
 def storage_id(pid: Inert) -> StorageId | None:
     """
-    Return the parts of a storage's persistent id, or None if it is about something else.
+    Return the parts of a storage's persistent id, or None if it is of something else.
 
     Raises:
-        MalformedFile: It is about a storage, and its parts are of the wrong kind.
-        UnsupportedFeature: It names a storage class that is not known.
+        MalformedFile: It is of a storage, and its parts have wrong types.
+        UnsupportedFeature: Its storage class is not known.
         LimitExceeded: Its key or its device tag is longer than any that was ever written.
     """
     if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage"):
@@ -305,9 +305,9 @@ def storage_id(pid: Inert) -> StorageId | None:
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
     """
-    Return the storage that a second reference to one key means.
+    Return the storage for a second reference to a key.
 
-    An empty storage has no type of its own: torch, too, gives each reference the type that it asks for.
+    An empty storage has no type of its own: as in torch, each reference has the type that it names.
 
     Raises:
         AmbiguousFile: The two differ in type, size or device.
@@ -327,7 +327,7 @@ def _describe(storage: TypedStorage) -> str:
 
 def _dtype(cls: Inert) -> DType:
     found = cls if isinstance(cls, Global) else nodes.global_of(cls)
-    # torch, too, goes by the class's name alone: old files say torch.cuda.FloatStorage.
+    # As in torch, only the last component of the class's name counts: old files have torch.cuda.FloatStorage.
     if found is not None and found.name in dtypes.BY_STORAGE_CLASS:
         return dtypes.BY_STORAGE_CLASS[found.name]
     if found is not None and found.name in ("UntypedStorage", "_UntypedStorage"):
