@@ -1,9 +1,9 @@
 """
 Match the names of a checkpoint with those of a model, and find the renames that explain the difference.
 
-Strategy: try the few renames that wrappers and trainers make (a wrapper's component, a prefix more, a prefix less,
-another prefix, old spellings), and keep the fewest under which most names are equal and have equal shapes. Names that
-are only similar are never paired: ``suggestions`` says what a person might have meant. Pure, and without torch: shapes
+Strategy: try the few renames that wrappers and trainers make (a wrapper's component, an added, removed or replaced
+prefix, old spellings), and keep the fewest under which most names are equal and have equal shapes. Names that are only
+similar are never paired: ``suggestions`` guesses what a person might have meant. Pure functions without torch: shapes
 are tuples.
 """
 
@@ -23,7 +23,7 @@ Shapes: TypeAlias = Mapping[str, Shape]
 
 
 class _AnyShape(tuple[int, ...]):
-    """Equal to every shape."""
+    """A shape that equals every shape."""
 
     __slots__ = ()
     __hash__ = tuple.__hash__
@@ -36,7 +36,7 @@ class _AnyShape(tuple[int, ...]):
 
 
 ANY_SHAPE: Shape = _AnyShape()
-"""The shape of a tensor of a lazy module, which has that of the file."""
+"""The shape of a tensor of a lazy module, which takes the shape in the file."""
 
 Option: TypeAlias = Literal["strip_module", "strip_wrappers", "strip_prefix", "rename", "add_prefix"]
 
@@ -63,7 +63,7 @@ SPELLINGS = (
 )
 """
 Names that libraries spell in two ways: normalisation in TensorFlow and torch; weight_norm and spectral_norm in torch,
-as parametrizations and before; attention in diffusers, before and since 0.18.
+as parametrizations and before them; attention in diffusers, before and since 0.18.
 """
 
 _SPELLINGS = (
@@ -93,17 +93,17 @@ _SAME_SUFFIX = 4
 
 
 def is_extra_state(name: str) -> bool:
-    """Say whether an entry is what TransformerEngine keeps of FP8, which is no weight, also in parts of its ranks."""
+    """Return whether an entry is TransformerEngine's state of FP8, or one rank's part of it, which is not a weight."""
     return re.search(r"(^|\.)_extra_state(/shard_\d+_\d+)?$", name) is not None
 
 
 def may_be_missing(name: str) -> bool:
-    """Say whether a model does without an entry: it computes the buffer itself, or keeps no state of FP8."""
+    """Return whether a model works without an entry: a buffer that it computes itself, or a state of FP8."""
     return is_benign(name) or is_extra_state(name)
 
 
 class Rename(NamedTuple):
-    """One change of names; ``option`` and ``argument`` are those of ``migrate`` that make it."""
+    """One change of names, as an option of ``migrate`` and its argument."""
 
     option: Option
     argument: str = ""
@@ -124,7 +124,7 @@ class Rename(NamedTuple):
 
     @property
     def as_rename(self) -> Rename:
-        """The same change of a prefix as a regular expression, which names without the prefix do not refuse."""
+        """The same change as a ``rename``, which also accepts names that do not have the prefix."""
         if self.option not in ("strip_prefix", "add_prefix"):
             return self
         old, new = (re.escape(f"{self.argument}."), "") if self.option == "strip_prefix" else ("", f"{self.argument}.")
@@ -132,7 +132,7 @@ class Rename(NamedTuple):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What to write on the command line of ``ckptool migrate``."""
+        """The words for the command line of ``ckptool migrate``."""
         flag = f"--{self.option.replace('_', '-')}"
         return (flag, self.argument) if self.argument else (flag,)
 
@@ -144,7 +144,7 @@ Renames: TypeAlias = tuple[Rename, ...]
 
 
 def unwrapped(names: list[str]) -> Iterator[tuple[Renames, list[str]]]:
-    """Yield each way of taking wrappers off names, and the names then: first none, as they are."""
+    """Yield each way to strip wrappers from names, with the resulting names; first no change."""
     yield (), names
     for changes in ((Rename("strip_module"),), (Rename("strip_wrappers"),)):
         stripped = renamed(names, changes)
@@ -153,7 +153,7 @@ def unwrapped(names: list[str]) -> Iterator[tuple[Renames, list[str]]]:
 
 
 def wrappers_off(names: Iterable[str]) -> Renames:
-    """Return what takes all wrappers off these names; nothing where there are none."""
+    """Return the changes that strip all wrappers from names; empty if there are none."""
     return list(unwrapped(list(names)))[-1][0]
 
 
@@ -161,7 +161,7 @@ class Reshaped(NamedTuple):
     """A name that both have, with different shapes."""
 
     name: str
-    """As the model expects it."""
+    """The name that the model expects."""
     found_name: str
     expected: Shape
     found: Shape
@@ -171,18 +171,18 @@ class KeyMatch(NamedTuple):
     """How the names of a checkpoint match those that a model expects. Names are in the order of their mapping."""
 
     pairs: dict[str, str]
-    """Expected name to found name, where the shapes are equal."""
+    """Found name by expected name, of equal shapes."""
     missing: tuple[str, ...]
     """Expected names that nothing in the checkpoint matches."""
     unexpected: tuple[str, ...]
-    """Names in the checkpoint, as they are there, that the model does not expect."""
+    """Names in the checkpoint, unchanged, that the model does not expect."""
     reshaped: tuple[Reshaped, ...]
     changes: Renames
-    """What has to be done to the names of the checkpoint, in this order, for the rest to be true; often nothing."""
+    """The changes to the checkpoint's names, in order, under which they match; often none."""
     alternatives: tuple[Renames, ...] = ()
-    """Other renames, as few, under which as many names match: then nobody can know which were meant."""
+    """Other renames, equally few, under which as many names match, so that it is not clear which were meant."""
     target_wrapped: bool = False
-    """The model itself has wrappers inside that the checkpoint has not; ``pairs`` see through them."""
+    """Whether the model has wrappers inside that the checkpoint lacks; ``pairs`` ignore them."""
 
     @property
     def exact(self) -> bool:
@@ -191,12 +191,12 @@ class KeyMatch(NamedTuple):
 
     @property
     def loads(self) -> bool:
-        """Whether all that is not paired is computed by the model itself, and nothing is ambiguous."""
+        """Whether the model computes all unpaired entries itself, and nothing is ambiguous."""
         return not self.reshaped and not self.alternatives and all(map(is_benign, (*self.missing, *self.unexpected)))
 
 
 def is_benign(name: str) -> bool:
-    """Say whether a name is that of a buffer that the model computes itself, so that it can be missing or left."""
+    """Return whether a name is of a buffer that the model computes itself, so that it may be missing or left over."""
     return name.rpartition(".")[2] in BENIGN
 
 
@@ -204,9 +204,8 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
     """
     Pair the names that a model expects with those of a checkpoint.
 
-    Only whole names that are equal after ``changes`` are ever paired; no name is paired twice. The changes are the
-    fewest of those under which most names match with equal shapes; where others, as few, do as well, they are
-    ``alternatives``.
+    Names are paired only if they are equal after ``changes``; no name is paired twice. The changes are the fewest under
+    which most names match with equal shapes. Others that are equally few and match as many are the ``alternatives``.
     """
     best = [_Attempt(expected, found, list(found), (), 0)]
     tried = {(0, tuple(found))}
@@ -228,7 +227,7 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
                     best = [*best, attempt] if attempt.score == best[0].score else [attempt]
     pairing = best[0].pairing(found)
     if any(name not in pairing and found.get(name) == shape for name, shape in expected.items()):
-        best = [_Attempt(expected, found, list(found), (), 0)]  # or what fits as it is would get another name
+        best = [_Attempt(expected, found, list(found), (), 0)]  # a name that fits unchanged must not be renamed
         pairing = best[0].pairing(found)
     rivals = tuple(other.changes for other in best[1:] if other.pairing(found) != pairing)
     return _result(expected, found, best[0], rivals)
@@ -240,7 +239,7 @@ def by_name(expected: Shapes, found: Shapes) -> KeyMatch:
 
 
 class _Attempt:
-    """Names of the checkpoint after some renames, compared with those that are expected."""
+    """The checkpoint's names after some renames, compared with the expected ones."""
 
     def __init__(self, target: Shapes, found: Shapes, names: Sequence[str], changes: Renames, cost: int) -> None:
         self.target = target
@@ -256,12 +255,12 @@ class _Attempt:
         self.is_complete = same == len(target)
 
     def pairing(self, found: Shapes) -> dict[str, str]:
-        """Return the found name for each expected one, as the target spells it; shapes may differ."""
+        """Return the found name by the target's name; shapes may differ."""
         return {name: old for name, old in zip(self.names, found, strict=True) if name in self.target}
 
 
 def _one_change(expected: Shapes, names: list[str]) -> Iterator[Renames]:
-    """Yield the changes that most checkpoints need, of one kind each; wrappers first, for they explain most."""
+    """Yield the most frequent changes, of one kind each: wrappers first, then also prefixes."""
     ways = list(unwrapped(names))
     yield from (wrappers for wrappers, _ in ways)
     for wrappers, bare in ways:
@@ -269,7 +268,7 @@ def _one_change(expected: Shapes, names: list[str]) -> Iterator[Renames]:
 
 
 def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Renames]:
-    """Yield prefixes instead of other prefixes, and old spellings under any prefix."""
+    """Yield replaced prefixes, and old spellings combined with any change of prefixes."""
     for wrappers, bare in unwrapped(names):
         replaced = [
             (Rename("strip_prefix", old), Rename("add_prefix", new)) for old, new in _replaced_prefixes(expected, bare)
@@ -282,16 +281,16 @@ def _several_changes(expected: Shapes, names: list[str]) -> Iterator[Renames]:
 
 
 def renamed(names: Sequence[str], changes: Renames) -> list[str] | None:
-    """Return the names after some changes, in order; None where they cannot be made without losing one."""
+    """Return the names after some changes, in order; None if these are refused, as they would lose a name."""
     try:
         found = renaming.rename(names, [change.rule for change in changes])
     except MigrationRefused:
         return None
-    return ["" if name is None else name for name in found]  # an entry that goes with its wrapper: no name is empty
+    return ["" if name is None else name for name in found]  # None: an entry of a wrapper itself; no name is empty
 
 
 def _prefix_changes(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:
-    """Yield a prefix less and a prefix more, where some names would then match; those with most of them first."""
+    """Yield removals and then additions of a prefix under which some names match; those with most matches first."""
     stripped = Counter(head for name in names for head, rest in _splits(name, _DEPTH) if rest in expected)
     yield from ((Rename("strip_prefix", head),) for head, _ in stripped.most_common(_CANDIDATES))
     have = set(names)
@@ -328,7 +327,7 @@ def _spellings(expected: Shapes, names: Sequence[str]) -> Iterator[Renames]:
 
 
 def _splits(name: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield the ways of taking a name apart at one of its first dots."""
+    """Yield the splits of a name at one of its first ``depth`` dots."""
     at = name.find(".")
     while at >= 0 and depth:
         yield name[:at], name[at + 1 :]
@@ -352,18 +351,18 @@ def _result(expected: Shapes, found: Shapes, chosen: _Attempt, rivals: tuple[Ren
             pairs[name] = old
         else:
             reshaped.append(Reshaped(name, old, shape, found[old]))
-    used |= {old for old, name in zip(found, chosen.names, strict=True) if not name}  # they go with their wrapper
+    used |= {old for old, name in zip(found, chosen.names, strict=True) if not name}  # entries of wrappers
     unexpected = tuple(name for name in found if name not in used)
     target_wrapped = chosen.target is not expected
     return KeyMatch(pairs, tuple(missing), unexpected, tuple(reshaped), chosen.changes, rivals, target_wrapped)
 
 
 def as_options(changes: Renames) -> str:
-    """Return what to write on the command line of ``ckptool migrate``, for a POSIX shell."""
+    """Return the options of ``ckptool migrate`` for the changes, as text for the shell."""
     return system.command_line(*(word for change in changes for word in change.arguments)) or "no change"
 
 
 def in_order(changes: Renames, renames: Iterable[Rename]) -> Renames:
-    """Return changes in the order in which migrate carries them out: renames come between stripping and adding."""
+    """Insert renames into changes where migrate carries them out: after stripping and before adding prefixes."""
     at = sum(change.option != "add_prefix" for change in changes)
     return *changes[:at], *renames, *changes[at:]

@@ -1,4 +1,4 @@
-"""A name that is not there, and which was probably meant."""
+"""Messages about a missing name, with the existing one that was probably meant."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
 
 _COMPARED: Final = 64
-"""Names that are compared letter by letter: those that share most components with the one that is missing."""
+"""How many names are compared letter by letter: those that share most components with the missing one."""
 _LONGEST: Final = 512
-"""Characters of a name that is compared at all: the time grows with their square."""
+"""Characters of the longest name that is compared: the time grows with their square."""
 
 
 class Missing(str):
     """
-    A name that is not there; equal to that name, and shown as the whole message.
+    A missing name: a string equal to that name, whose ``repr`` is the whole message.
 
-    It is shown seldom, and programs look for many names that are not there: the nearest is searched only then.
+    Programs may look up many missing names and show few, so the nearest name is searched only for the ``repr``.
     """
 
     __slots__ = ("_names",)
@@ -35,11 +35,11 @@ class Missing(str):
         return not_there(str(self), self._names)
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)  # to another process goes the name, and not the file
+        return str, (str(self),)  # only the name is pickled, not the names of the file
 
 
 def not_there(name: str, names: Collection[str]) -> str:
-    """Return the message that a name is not there, which name was probably meant, and the prefix that differs."""
+    """Return the message for a missing name, with the name that was probably meant and a prefix that differs."""
     fact = f"{_quoted(name)} is not there"
     longer = min((other for other in names if other.endswith(f".{name}")), key=len, default=None)
     if longer is not None:
@@ -56,7 +56,7 @@ def not_there(name: str, names: Collection[str]) -> str:
 
 
 def by_likeness(name: str, names: Collection[str]) -> list[str]:
-    """Return names in their order, but those that are much like ``name`` first, the nearest of them in front."""
+    """Return the names, those most similar to ``name`` first, and then the others in their order."""
     return list(dict.fromkeys((*_alike(name, names, _COMPARED), *names)))
 
 

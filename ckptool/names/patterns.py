@@ -1,9 +1,9 @@
 """
-Patterns of names with variables in braces, as recipes have them: what a name binds them to, and back.
+Patterns of names with variables in braces, for recipes: match a name to values, and make a name from values.
 
-``{i}`` is one component, or a part of one: some characters without a dot. ``{x:weight|bias}`` is one of these texts.
-``{r+}`` is one or more whole components, and ``{p}`` is, too, or none where it stands first. ``{e*}`` takes the numbers
-of a list of modules, all that there are.
+``{i}`` is one component or a part of one, without dots. ``{x:weight|bias}`` is one of these texts. ``{r+}`` is one or
+more complete components; so is ``{p}``, which may also be none at the beginning. ``{e*}`` is each number of a list of
+modules, all of which belong together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckptool.names.renaming import LONGEST
 
 _VARIABLE: Final = re.compile(r"\{([a-z][a-z0-9_]*)(\*|\+|:[^{}]+)?\}")
 PREFIX: Final = "p"
-"""The variable that is any number of components."""
+"""The variable for any number of components."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _MOST_WAYS: Final = 100_000
 _SHORT: Final = 64
@@ -30,11 +30,11 @@ _ADJACENT: Final = re.compile(r"\}\{")
 
 class Pattern:
     """
-    A name with variables in braces; ``known`` says what those are that other names of the rule say it of.
+    A name with variables in braces; ``known`` has the kinds of variables that other names of the rule define.
 
     Raises:
-        ValueError: It is empty, has a brace that begins no variable, two variables without anything between them, or
-            more than one that takes a list.
+        ValueError: It is empty, or has an empty component, a brace that begins no variable, two adjacent variables, or
+            more than one variable for a list.
     """
 
     def __init__(self, text: str, known: Mapping[str, str] = _NOTHING) -> None:
@@ -65,23 +65,23 @@ class Pattern:
             raise ValueError(f"{text!r} is no pattern: {len(many)} variables take lists")
         self.text = text
         self.many = many[0] if many else None
-        """The variable that takes the numbers of a list."""
+        """The variable for the numbers of a list, or None."""
         self.variables = frozenset(variables)
         self._begin, self._end = text.partition("{")[0], text[end:]
         self._between = Counter(between[1:])
-        """Texts between variables, each with how often it is there."""
+        """Texts between variables, with the count of each."""
         self._expression = "".join(parts)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile(self._expression, re.DOTALL)  # of thousands of patterns, a name needs few
+        return re.compile(self._expression, re.DOTALL)  # on use: of thousands of patterns, few are needed
 
     def match(self, name: str) -> dict[str, str] | None:
         """
-        Return what a name binds the variables to; None if it is another name, or longer than names are.
+        Return the values of the variables in a name; None if it does not match, or is too long.
 
         Raises:
-            LimitExceeded: There are too many ways to try.
+            LimitExceeded: The pattern may match in too many ways to try them.
         """
         if not self.variables:
             return {} if name == self.text else None
@@ -89,7 +89,7 @@ class Pattern:
             return None
         places = {text: name.count(text) if text else name.count(".") + 1 for text in self._between}
         ways = prod(comb(places[text], times) for text, times in self._between.items())
-        if ways > _MOST_WAYS:  # nothing can stop Python's re in the middle of a name
+        if ways > _MOST_WAYS:  # Python's re cannot be stopped in the middle of a name
             fact = f"{self.text[:_SHORT]!r} can stand for {name[:_SHORT]!r} in more than {_MOST_WAYS:,} ways"
             hint = "Write the pattern with fewer variables, or leave the name out with `exclude=`."
             raise LimitExceeded(fact, kind="pattern-too-slow", hint=hint)
@@ -97,7 +97,7 @@ class Pattern:
         return None if found is None else {key: text or "" for key, text in found.groupdict().items()}
 
     def name(self, bound: Mapping[str, str]) -> str:
-        """Return the name in which variables have these values."""
+        """Return the name for values of the variables."""
         text = self.text
         if not bound.get(PREFIX) and text.startswith(f"{{{PREFIX}}}."):
             text = text[len(PREFIX) + 3 :]
@@ -108,7 +108,7 @@ class Pattern:
 
 
 def said_in(texts: Iterable[str]) -> dict[str, str]:
-    """Return what names say of their variables: that it is one of some texts, or several components."""
+    """Return the kinds of variables that some patterns define: ``+``, or the allowed texts."""
     found = [(name, what) for text in texts for name, what in _VARIABLE.findall(text)]
     return {name: what for name, what in found if what not in ("", "*")}
 
@@ -120,7 +120,7 @@ def _plain(text: str, part: str) -> str:
 
 
 def _of(name: str, what: str) -> str:
-    """Return the regular expression of what a variable may be."""
+    """Return the regular expression for a variable, by its name and kind."""
     if what.startswith(":"):
         return "|".join(map(re.escape, what[1:].split("|")))
     if what == "*":

@@ -1,14 +1,13 @@
 """
 Changes of names: pure functions from the names of a state dict to their new names.
 
-A rule maps a list of names to a list of the same length, with None for an entry that goes with its wrapper; ``rename``
-runs rules in order and refuses what would lose a tensor. Prefixes are whole dotted components, never characters:
-``module.`` is not in ``submodule.x``, and a name is never sliced by the length of what it does not begin with.
+A rule maps a list of names to a list of the same length, with None for an entry that is removed with its wrapper;
+``rename`` applies rules in order and refuses changes that would lose a tensor. Prefixes are complete dotted components:
+``module.`` is not in ``submodule.x``, and a prefix is only removed from a name that begins with it.
 
-Which names are wanted: globs to include, and globs to exclude.
-
-A glob is compared with the names of a state dict, or with full paths, which begin with the key of the state dict. Which
-of the two is meant, the names that are there say; where they leave it open, it is refused.
+Also ``Filter``, globs to include and to exclude names. A glob is compared with the names of a state dict, or with full
+paths, which begin with the key of the state dict. The existing names decide which is meant; if both are possible, the
+glob is refused.
 """
 
 from __future__ import annotations
@@ -29,36 +28,37 @@ from ckptool.names.wrappers import ANYWHERE, BY_HEAD, DATA_PARALLEL, HEADS, Wrap
 Rule = Callable[[Sequence[str]], Sequence[str | None]]
 
 _ANYWHERE = re.compile("|".join(ANYWHERE))
-# The first "=" that is no part of a lookahead or lookbehind, and has no backslash in front.
+# The first "=" that is not part of a lookahead or lookbehind, nor after a backslash.
 _EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
 T = TypeVar("T")
 LONGEST: Final = 512
-"""Characters of a name that patterns are tried on. Those of real models have some dozens, seldom two hundred."""
+"""Characters of the longest name that patterns are tried on. Names of real models seldom have two hundred."""
 _SHORT: Final = 64
 SECONDS: Final = 5.0
-"""Of processor, for all trials of one call."""
+"""Processor time for all trials of one call."""
 
 
 def strip_module(names: Sequence[str], most: int | None = None) -> Sequence[str | None]:
     """
-    Return the names without the ``module`` components at their head, however many there are, or ``most`` of them.
+    Return the names without the ``module`` components at their start, all of them or at most ``most``.
 
-    What an averaged model counts beside them goes too.
+    Counters of an averaging wrapper are removed, too.
 
     Raises:
-        MigrationRefused: Some names have one and some have not.
+        MigrationRefused: Only some names have one.
     """
     return _strip_heads(names, (DATA_PARALLEL.component,), most)
 
 
 def strip_wrappers(names: Sequence[str], most: int | None = None) -> Sequence[str | None]:
     """
-    Return the names without what training wrappers added, in any nest.
+    Return the names without the components that training wrappers added, however they are nested.
 
-    Of components that models use themselves, ``most`` go. Beside averaged weights, those that are not averaged go.
+    Of components that models may use themselves, at most ``most`` are removed. If there are averaged weights, those
+    that are not averaged are removed.
 
     Raises:
-        MigrationRefused: Some names have a ``module`` or ``_module`` at their head and some have not.
+        MigrationRefused: Only some names have a ``module`` or ``_module`` at their start.
     """
     if _ANYWHERE.search("\n".join(names)) is None:
         return _strip_heads(names, HEADS, most)
@@ -70,14 +70,14 @@ WRAPPER_RULES = (strip_module, strip_wrappers)
 
 
 def with_heads(rules: Sequence[Rule], most: int | None) -> tuple[Rule, ...]:
-    """Return rules of which those that strip wrappers take off ``most`` components that models use themselves."""
+    """Return the rules; those that strip wrappers remove at most ``most`` components that models may use themselves."""
     if most is None:
         return tuple(rules)
     return tuple(partial(rule, most=most) if rule in WRAPPER_RULES else rule for rule in rules)
 
 
 def strip_prefix(prefix: str) -> Rule:
-    """Return the rule that removes a prefix, whole components, and refuses names of which not each has it."""
+    """Return the rule that removes a prefix of complete components, and is refused unless every name has it."""
     return partial(_without_head, prefix.rstrip(".") + ".")
 
 
@@ -96,7 +96,7 @@ def _without_head(head: str, names: Sequence[str]) -> list[str]:
 
 
 def add_prefix(prefix: str) -> Rule:
-    """Return the rule that puts ``prefix`` and a dot in front of every name; raise MigrationRefused if it is empty."""
+    """Return the rule that prepends ``prefix`` and a dot to every name; raise MigrationRefused if it is empty."""
     if not prefix.strip("."):
         raise MigrationRefused(f"not a prefix: {prefix!r}", kind="bad-pattern")
     return partial(_with_head, prefix.rstrip(".") + ".")
@@ -107,7 +107,7 @@ def _with_head(head: str, names: Sequence[str]) -> list[str]:
 
 
 class Substitution:
-    """The rule that replaces every match of a regular expression; nothing behind a match is none, as to ``sed``."""
+    """The rule that replaces every match of a regular expression; like ``sed``, no empty match just after another."""
 
     def __init__(self, pattern: re.Pattern[str], replacement: str) -> None:
         self.pattern = pattern
@@ -118,7 +118,7 @@ class Substitution:
         return [self.renamed(name) for name in names]
 
     def renamed(self, name: str) -> str:
-        """Return the new name of one; refuse a pattern that also matches the nothing between characters."""
+        """Return the new name; raise MigrationRefused if the pattern matches in several places and may be empty."""
         if not self._may_be_empty:
             return self.pattern.sub(self.replacement, name)
         end, places = -1, 0
@@ -140,7 +140,7 @@ class Substitution:
 
 
 def substitute(pattern: str, replacement: str) -> Substitution:
-    """Return the rule that replaces matches as ``re.sub`` does; raise MigrationRefused if a pattern is not valid."""
+    """Return the rule that replaces matches as ``re.sub`` does; raise MigrationRefused if the pattern is invalid."""
     if not pattern:
         hint = "To put something before each name, write `rename='^=REPL'`."
         raise MigrationRefused("an empty pattern is everywhere in a name", kind="bad-pattern", hint=hint)
@@ -156,7 +156,7 @@ def substitute(pattern: str, replacement: str) -> Substitution:
 
 
 def substitution(text: str) -> Substitution:
-    """Return the rule that a text of the form ``RE=REPL`` says; raise MigrationRefused if it has another form."""
+    """Return the rule for a text of the form ``RE=REPL``; raise MigrationRefused if it has another form."""
     pattern, *replacement = _EQUALS.split(text, 1)
     if not replacement:
         hint = "Write `rename='RE=REPL'`; or a list of pairs, each of a pattern and what replaces it."
@@ -167,7 +167,7 @@ def substitution(text: str) -> Substitution:
 
 
 def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
-    """Return the new name of each name, None for one that goes with its wrapper; refuse equal names, and empty ones."""
+    """Return the new name of each name, None for a wrapper's own; raise MigrationRefused for equal or empty ones."""
     renamed: list[str | None] = list(names)
     for rule in rules:
         left = [(index, name) for index, name in enumerate(renamed) if name is not None]
@@ -199,8 +199,8 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
     """
     Return the new key of each entry of a state dict's ``_metadata``, whose keys are the paths of modules.
 
-    A key follows its module: it is renamed as one of ``names``, those of the state dict, would be if it were inside
-    it; or goes where all names directly in it go. None means that the module is gone, as a stripped wrapper is.
+    A key follows its module: it is renamed as a name inside the module would be, among the ``names`` of the state dict,
+    or it goes where all names directly in the module go. None means that the module is gone, as a stripped wrapper is.
     """
     if not keys:
         return []
@@ -208,7 +208,7 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
     inside = [f"{key}.{marker}" if key else marker for key in keys]
     current, first = list(names), list(names)
     for rule in rules:
-        # What all names begin with, the first and the last in the alphabet begin with.
+        # A prefix of the first and the last name in alphabetical order is a prefix of all.
         ends = sorted({min(current), max(current)}) if current else []
         inside = [_with_others(rule, ends, name) for name in inside]
         left = [
@@ -224,13 +224,13 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
         if renamed[index] == key and key not in moved and len(moved) == 1:
             (home,) = moved
             renamed[index] = home if home not in renamed else None
-    # The wrapper's own entry and its module's now have one key: the module's is the later one.
+    # The entries of a wrapper and of its module now have the same key: the module's is the later one.
     last = {key: index for index, key in enumerate(renamed)}
     return [key if last[key] == index else None for index, key in enumerate(renamed)]
 
 
 def _with_others(rule: Rule, others: Sequence[str], name: str) -> str:
-    """Return what a rule makes of a name among others; the name itself where the rule refuses them together."""
+    """Return the new name of one among others; the name itself if the rule refuses them or removes it."""
     try:
         renamed = rule([*others, name])[-1]
     except MigrationRefused:
@@ -247,7 +247,7 @@ def _module_of(name: str, marker: str) -> str | None:
 def _strip_heads(
     names: Sequence[str], heads: Sequence[str], most: int | None = None, *, wrapped: bool = False
 ) -> list[str | None]:
-    """Remove heads that all names have. Once ``wrapped``, a head that only some have is a module of the model's own."""
+    """Remove heads that all names have. Once ``wrapped``, a head of only some names is the model's own module."""
     stripped: list[str | None] = list(names)
     left = inf if most is None else most
     while left and (headed := _headed(stripped, heads)) is not None:
@@ -275,15 +275,15 @@ def _mixed(headed: str, bare: str, head: str) -> MigrationRefused:
 
 
 def _goes(name: str, wrapper: Wrapper) -> bool:
-    """Say whether a name belongs to a wrapper itself: a counter, or a copy of the model."""
+    """Return whether a name belongs to a wrapper itself: a counter, or its other copy of the model."""
     head, _, rest = name.partition(".")
     return name in wrapper.companions or (bool(rest) and head == wrapper.twin)
 
 
 def _headed(names: Sequence[str | None], heads: Sequence[str]) -> str | None:
-    """Return the first name that has one of the heads in front of something."""
+    """Return the first name that begins with one of the heads and goes on after it."""
     there = [name for name in names if name is not None]
-    text = "\n".join(["", *there])  # most names have none of them, and one search is faster than thousands
+    text = "\n".join(["", *there])  # most names have no such head, and one search is faster than thousands
     if not any(f"\n{head}." in text for head in heads):
         return None
     parts = ((name, *name.partition(".")) for name in there)
@@ -298,12 +298,11 @@ def without_marked(name: str) -> str:
 
 class Trials:
     """
-    What the patterns of one call cost. ``on`` tries one of them on one name.
+    The time that the patterns of one call take. ``on`` tries one of them on one name.
 
-    A name can be made so that an ordinary pattern takes hours: what ``(.*)\\.(.*)\\.weight`` costs grows with the cube
-    of its length, and nothing can stop Python's ``re`` in the middle of a name. So patterns are tried on short names
-    alone, and the clock is looked at between them. A pattern that takes hours on one name of 512 characters is not
-    stopped.
+    A name can be made so that an ordinary pattern takes hours: the time of ``(.*)\\.(.*)\\.weight`` grows with the cube
+    of its length, and Python's ``re`` cannot be stopped in the middle of a name. So patterns are tried on short names
+    only, and the time is checked between them. A pattern that takes hours on one name of 512 characters is not stopped.
     """
 
     def __init__(self, cancellation: Cancellation | None = None) -> None:
@@ -312,7 +311,7 @@ class Trials:
 
     def on(self, name: str, apply: Callable[[str], T]) -> T:
         """
-        Return what ``apply`` makes of a name.
+        Return ``apply(name)``.
 
         Raises:
             Cancelled: It was cancelled.
@@ -340,10 +339,10 @@ class Trials:
 
 
 class Filter(NamedTuple):
-    """Globs that names are compared with, case and all; ``*`` also matches dots."""
+    """Globs for names, case-sensitive; ``*`` also matches dots."""
 
     include: tuple[str, ...] = ()
-    """Where there are any, a name has to match one of them."""
+    """If there are any, a name must match one of them."""
     exclude: tuple[str, ...] = ()
 
     @property
@@ -352,19 +351,19 @@ class Filter(NamedTuple):
         return not (self.include or self.exclude)
 
     def takes(self, name: str, key: str = "") -> bool:
-        """Say whether a name of the state dict under ``key`` is wanted."""
+        """Return whether a name of the state dict under ``key`` is wanted."""
         if self.include and not any(matches(glob, name, key) for glob in self.include):
             return False
         return not any(matches(glob, name, key) for glob in self.exclude)
 
     def read(self, names: Mapping[str, Collection[str]], *, prefers_full: bool = False) -> Filter:
         """
-        Return these globs with a dot in front of those that mean full paths; ``names`` are those under each key.
+        Return these globs with a dot before those that mean full paths; ``names`` are the names under each key.
 
-        They are names of a state dict where they match one, unless full paths are preferred.
+        A glob that matches names of a state dict means these, unless full paths are preferred.
 
         Raises:
-            MigrationRefused: One begins with a key, matches both, and not the same.
+            MigrationRefused: A glob begins with a key, and matches different names in both readings.
         """
         if self.takes_all or set(names) <= {""}:
             return self
@@ -373,8 +372,8 @@ class Filter(NamedTuple):
 
 
 def matches(glob: str, name: str, key: str = "") -> bool:
-    """Say whether a glob matches a name; one that begins with a dot is compared with a dot and the full path, too."""
-    from fnmatch import fnmatchcase  # most calls take all names, without asking
+    """Return whether a glob matches a name; one that begins with a dot is also tried on a dot and the full path."""
+    from fnmatch import fnmatchcase  # most calls have no globs
 
     is_full = glob.startswith(".") and fnmatchcase(f".{key}.{name}" if key else f".{name}", glob)
     return is_full or fnmatchcase(name, glob)
@@ -397,7 +396,7 @@ def _read(glob: str, names: Mapping[str, Collection[str]], prefers_full: bool) -
 
 
 def two_readings(text: str, full: Iterable[str], relative: Iterable[str]) -> MigrationRefused:
-    """Return the error for a name, or a glob, that means one thing as a full path, and another inside a state dict."""
+    """Return the error for a name or glob that means different names as a full path and inside a state dict."""
     one, other = some(list(map(repr, full))), some(list(map(repr, relative)))
     return MigrationRefused(
         f"{text!r} means {one} as a full path, and {other} as a name inside its state dict",

@@ -1,11 +1,12 @@
 """
-What a person might have meant where names do not match: the nearest name, and renames under which all of them fit.
+Guesses for names that do not match: the nearest name, and renames under which all names match.
 
-Guesses, all of it: they are shown with the command that would carry them out, and nothing acts on them.
+The guesses are shown with the command that would carry them out; nothing acts on them.
 
-Strategy of the renames: names are grouped by what they are without some of their numbers, and groups are paired that
-have tensors of the same shapes under the same numbers; of several such, those that are alike. What turns the names of
-a pair into one another becomes rules, each as general as it can be without changing a name for the worse.
+Strategy of the renames:
+1. Names are grouped by what they are without some of their numbers.
+2. Groups are paired if they have tensors of the same shapes under the same numbers; among several, the most similar.
+3. The differences of paired names become rules, each as general as possible without changing a name for the worse.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ _LIKE = 0.5
 _OF_ALL: Final = ("^", r"\bweight$", r"\bbias$")
 _NUMBER = re.compile(r"(\d+)")
 _PART: Final = re.compile(r"(\A|\.)(parametrizations\.|weight\w*_(g|v|u|orig)\Z)")
-"""Names of what a weight is computed from: it is another one, of the same shape."""
+"""Names of tensors that a weight is computed from, which is another tensor of the same shape."""
 _PERMUTED: Final = frozenset({("wq", "q_proj"), ("wk", "k_proj")})
-"""Spellings of Meta's and of Hugging Face's Llama: rows are in another order, so these are not the same tensors."""
+"""Names in Meta's and in Hugging Face's Llama: their rows are in another order, so these are different tensors."""
 
 
 def nearest(missing: Iterable[str], expected: Shapes, unexpected: Iterable[str], found: Shapes) -> dict[str, str]:
-    """Return, for each missing name that has one, the unexpected name of its shape that is most like it."""
+    """Return the most similar unexpected name of equal shape for each missing name, if it has one."""
     wanted, left = {name: expected[name] for name in missing}, {name: found[name] for name in unexpected}
     return {} if _are_too_many(wanted, left) else {new: old for old, new in _targets(wanted, left).items()}
 
 
 def guess_renames(expected: Shapes, found: Shapes, *, every: bool = True) -> Renames:
     """
-    Return the fewest renames under which a checkpoint has every expected name, with its shape; none where none do.
+    Return the fewest renames under which a checkpoint has every expected name, with its shape; empty if there are none.
 
-    Buffers that a model computes itself may stay away. Unless these are ``every`` name of both, rules that would change
-    those that both have are left out. Guesses: for people to read.
+    Buffers that a model computes itself may be missing. Unless ``expected`` and ``found`` are ``every`` name, rules
+    that could change names that both have are left out. These are guesses for people to read.
     """
     ways: list[Renames] = []
     sides = [{component for name in names for component in name.split(".")} for names in (expected, found)]
@@ -82,15 +83,15 @@ def _are_too_many(*sides: Collection[str]) -> bool:
 
 
 class _Group(NamedTuple):
-    """Names that are one but for some of their numbers."""
+    """Names that differ only in some of their numbers."""
 
     template: str
     names: Mapping[tuple[str, ...], str]
-    """By these numbers."""
+    """The names, by these numbers."""
 
 
 def _targets(expected: Shapes, have: Shapes) -> dict[str, str]:
-    """Return the expected name for each name that has one, or seems to have one."""
+    """Return the expected name by each name that has one, or probably has one."""
     targets = {name: name for name, shape in have.items() if expected.get(name) == shape}
     missing = {name: shape for name, shape in expected.items() if name not in have}
     groups = _by_shapes(missing)
@@ -117,7 +118,7 @@ def _targets(expected: Shapes, have: Shapes) -> dict[str, str]:
 
 
 def _without_disorder(targets: dict[str, str]) -> dict[str, str]:
-    """Leave out layers whose numbers would be in another order: they are only alike."""
+    """Remove layers whose numbers would change their order: these are only similar."""
     families: dict[tuple[str, str], list[tuple[list[int], list[int], str]]] = {}
     for old, new in targets.items():
         before, after = ([int(number) for number in _NUMBER.findall(name)] for name in (old, new))
@@ -131,7 +132,7 @@ def _without_disorder(targets: dict[str, str]) -> dict[str, str]:
 
 
 def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], list[_Group]]:
-    """Return every group of names, by which shapes its tensors have under which numbers."""
+    """Return every group of names, by the shapes that its tensors have under each of the numbers."""
     groups: dict[str, dict[tuple[str, ...], str]] = {}
     for name in names:
         parts = _NUMBER.split(_spelled(name))
@@ -150,9 +151,9 @@ def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], 
 
 def _paired(wanted: list[_Group], there: list[_Group], *, known: bool) -> Iterator[tuple[_Group, _Group]]:
     """
-    Yield groups that are more like each other than like any other, and in the same order on both sides.
+    Yield pairs of groups that are more similar to each other than to any other, and in the same order on both sides.
 
-    What is as like two of them is left; so are all where likeness and order disagree: one of them is chance.
+    A group that is equally similar to two others is left out; if similarity and order disagree, all are.
     """
     pairs: list[tuple[int, int]] = []
     scores = {
@@ -173,7 +174,7 @@ def _paired(wanted: list[_Group], there: list[_Group], *, known: bool) -> Iterat
 
 
 def _may_be(new: str, old: str, *, known: bool) -> bool:
-    """Say whether two names can be of one tensor, whose shape may be known: a layer is not another."""
+    """Return whether two names may be of one tensor; ``known`` says that its shape is known."""
     if _NUMBER.sub("#", new) == _NUMBER.sub("#", old):
         return new == old
     reasons = (known, new.rpartition(".")[2] == old.rpartition(".")[2], _alike(new, old) >= _LIKE)
@@ -186,7 +187,7 @@ def _alike(one: str, other: str) -> float:
 
 
 def _spelled(name: str) -> str:
-    """Return one spelling of names that libraries spell in two ways, or that wrappers have changed."""
+    """Return a name in one spelling where libraries have two, and without wrappers."""
     name = without_marked(name)
     for pattern, replacement in chain.from_iterable(SPELLINGS):
         name = re.sub(pattern, replacement, name)
@@ -196,7 +197,7 @@ def _spelled(name: str) -> str:
 def _rules(
     targets: Mapping[str, str], have: Collection[str], expected: Collection[str], *, every: bool
 ) -> list[Rename]:
-    """Return the fewest rules that make every name its target, and no other name an expected one."""
+    """Return rules that turn every name into its target, and no other name into an expected one; empty if none do."""
     by_template: dict[str, list[str]] = {}
     for name in have:
         by_template.setdefault(_NUMBER.sub("#", name), []).append(name)
@@ -221,7 +222,7 @@ def _rules(
 def _greedy(
     order: Sequence[str], targets: Mapping[str, str], expected: Collection[str], *, every: bool
 ) -> list[Rename]:
-    """Return rules for some names, each the one that brings most of them to their targets, or all of them nearer."""
+    """Return rules for some names, each the one that brings them nearest to their targets in total."""
     now = {name: name for name in order}
     rules: list[Rename] = []
     while any(targets.get(name, new) != new for name, new in now.items()):
@@ -258,7 +259,7 @@ def _distance(one: str, other: str) -> int:
 
 
 def _steps(old: str, new: str, kept: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield regular expressions, and what replaces them, that turn one place of a name into that of another."""
+    """Yield regular expressions and replacements that turn one part of a name into the part of another name."""
     mine, theirs = old.split("."), new.split(".")
     for kind, i, k, m, n in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         if kind == "equal":

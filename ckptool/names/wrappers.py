@@ -1,7 +1,7 @@
 """
-What training wrappers add to the names of the model inside them: one table, from which everything else follows.
+The components that training wrappers add to the names of the model inside them: one table, and functions on it.
 
-Pure: names and class names are texts here, and no class is imported.
+Names of classes are only text here, and no class is imported.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from ckptool.messages import show
 
 
 class Wrapper(NamedTuple):
-    """A component that a wrapper puts in front of every name of the model that it wraps."""
+    """A component that a wrapper prepends to every name of the model that it wraps."""
 
     component: str
     added_by: str
@@ -19,16 +19,16 @@ class Wrapper(NamedTuple):
     """Full names of the wrapping classes whose models can be taken out of them in a pickle."""
     at_head: bool = False
     """
-    Models use the word for modules of their own too, so it is a wrapper's only in front of every name.
+    Whether models use the word for their own modules, too, so that it counts only at the start of every name.
 
     The other components are no model's own, and are removed wherever they are.
     """
     companions: frozenset[str] = frozenset()
-    """Entries of the wrapper itself, which go with it."""
+    """Entries of the wrapper itself, which are removed with it."""
     twin: str | None = None
-    """The component of the copy that is not averaged, which goes with the wrapper of the averaged one."""
+    """The component of the copy that is not averaged, which is removed with the wrapper of the averaged one."""
     marks: tuple[str, ...] = ()
-    """Parts of the names of classes that add the component; others with a module of this name have it by right."""
+    """Parts of names of classes that add the component; in other classes, a module of this name is their own."""
 
 
 DATA_PARALLEL = Wrapper(
@@ -39,7 +39,7 @@ DATA_PARALLEL = Wrapper(
         "torch.nn.parallel.distributed.DistributedDataParallel",
     ),
     at_head=True,
-    # Averaged models use the same component, and keep a counter: torch's and mmengine's.
+    # Averaged models of torch and mmengine use the same component, and keep a counter.
     companions=frozenset({"n_averaged", "steps"}),
     marks=(
         *("DataParallel", "AveragedModel", "MovingAverage", "WeightAverage", "AnnealingEMA", "ModelEma", "ModelEMA"),
@@ -76,7 +76,7 @@ WRAPPERS = (
 )
 
 ADDED_BY = {wrapper.component: wrapper.added_by for wrapper in WRAPPERS}
-"""Who adds each component."""
+"""The wrapper that adds each component."""
 
 COMPONENTS = {name: wrapper.component for wrapper in WRAPPERS for name in wrapper.classes}
 """The component that each wrapping class adds."""
@@ -88,21 +88,21 @@ COMPANIONS = frozenset[str]().union(*(wrapper.companions for wrapper in WRAPPERS
 
 
 def may_be_averaged_pair(name: str) -> bool:
-    """Say whether a name can be one of an averaged model beside the one that is not."""
+    """Return whether a name can be of an ``AVERAGED_PAIR``: the averaged model, the other one, or a counter."""
     return name.startswith((f"{AVERAGED_PAIR.component}.", f"{AVERAGED_PAIR.twin}.")) or (
         name in AVERAGED_PAIR.companions
     )
 
 
 def is_averaged_pair(names: Collection[str]) -> bool:
-    """Say whether names are those of an averaged model, with or without the one that is not."""
+    """Return whether names are those of an averaged model, with or without the other one."""
     return all(map(may_be_averaged_pair, names)) and any(
         name.startswith(f"{AVERAGED_PAIR.component}.") for name in names
     )
 
 
 def beside_wrapped(names: Collection[str]) -> tuple[str, ...]:
-    """Return the names of an averaging wrapper's own entries, if all others have its component in front."""
+    """Return the names of an averaging wrapper's own entries, if all others begin with its component."""
     if not any(map(names.__contains__, COMPANIONS)):
         return ()
     for one in BY_HEAD.values():
@@ -117,9 +117,9 @@ def beside_wrapped(names: Collection[str]) -> tuple[str, ...]:
 
 def heads_of(classes: Mapping[str, str]) -> int:
     """
-    Return how many components at the head of a model's names wrappers put there and its own classes did not.
+    Return how many components at the start of a model's names were added by wrappers, by the classes of its modules.
 
-    ``classes`` are those of its modules, by their paths. Components that no model has itself are not counted.
+    ``classes`` are by module path. Only components with ``at_head`` are counted, which models may use themselves.
     """
     path, count = "", 0
     while True:
@@ -141,15 +141,14 @@ def heads_of(classes: Mapping[str, str]) -> int:
 
 def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
     """
-    Return the components that all names begin with, up to and including the first that no wrapper adds.
-
-    What an averaging wrapper keeps beside them does not count.
+    Return the components that all names begin with, each with a dot, up to and including the first that is no
+    wrapper's. Entries of an averaging wrapper itself do not count.
     """
     if not names:
         return ()
     names = set(names).difference(beside) if (beside := beside_wrapped(names)) else names
     found: list[str] = []
-    # What the first and the last name in the alphabet begin with, all names between them begin with.
+    # A prefix of the first and the last name in alphabetical order is a prefix of all.
     first, last = min(names).split("."), max(names).split(".")
     for component, other in zip(first[:-1], last[:-1], strict=False):
         if component != other:
@@ -161,7 +160,7 @@ def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
 
 
 def prefix_facts(*sides: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield what all names begin with, of each side: a label, what wrappers have added, and a module of the model's."""
+    """Yield the rows of common prefixes, a label and a cell for each side: those of wrappers, and the model's own."""
     for label, is_added in (("prefix", True), ("all under", False)):
         found = [show("".join(one for one in side if (one[:-1] in ADDED_BY) == is_added)) for side in sides]
         if any(found):
