@@ -1,1 +1,1 @@
-"""What one file holds: tensors by name, state dicts, and everything else."""
+"""The contents of one checkpoint: tensors by name, state dicts, and everything else."""

@@ -1,4 +1,4 @@
-"""Averaged weights (EMA) that stand among those that they are averages of: found by their names, taken, left out."""
+"""Averaged weights (EMA) in the same state dict as the weights: find them by name, take them or leave them out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSIDE: Final = "module."
 
 
 def averaged_heads(state_dict: Mapping[str, object]) -> dict[str, str]:
-    """Return what names of averaged weights among others begin with, and what those of the weights themselves do."""
+    """Return the prefixes of averaged weights in a state dict, each with the prefix of the weights themselves."""
     found: dict[str, str] = {}
     for name in state_dict:
         if _EMA not in name.lower():
@@ -39,10 +39,13 @@ def averaged_heads(state_dict: Mapping[str, object]) -> dict[str, str]:
 
 def averaged(state_dict: StateDict) -> StateDict | None:
     """
-    Return a state dict with the averaged weights in it under the names of those that they are averages of, in their
-    places; None if there are none.
+    Return a state dict in which averages replace the weights, under their names and in their order; None if there are
+    no averages.
 
-    The name of an average is that of the weights, as it is or without its dots, as Stable Diffusion has it.
+    After its prefix, an average has the name of the weight, unchanged or without dots, as in Stable Diffusion.
+
+    Raises:
+        WeightsNotFound: It is not certain which weights the averages belong to.
     """
     heads = _heads_of_averages(state_dict)
     if not heads:
@@ -72,17 +75,17 @@ def averaged(state_dict: StateDict) -> StateDict | None:
 
 
 def not_averaged_in(state_dict: StateDict) -> StateDict:
-    """Return a state dict without its averaged weights; raise WeightsNotFound if it is not certain which these are."""
+    """Return a state dict without averaged weights; raise WeightsNotFound if it is not certain which these are."""
     heads = _heads_of_averages(state_dict)
     return _without(state_dict, heads, state_dict.role, state_dict) if heads else state_dict
 
 
 def _heads_of_averages(state_dict: StateDict) -> dict[str, str]:
     """
-    Return what ``averaged_heads`` does, of what has no class.
+    Return ``averaged_heads`` of a state dict; empty for a whole model.
 
     Raises:
-        WeightsNotFound: There is something called an average at the head of some names, but not of which weights.
+        WeightsNotFound: Some names begin with a word for averages, but it is not certain which weights they belong to.
     """
     heads = averaged_heads(state_dict) if state_dict.class_name is None else {}
     first = dict.fromkeys(name.partition(".")[0] for name in state_dict if "." in name) if not heads else {}
@@ -97,7 +100,7 @@ def _heads_of_averages(state_dict: StateDict) -> dict[str, str]:
 
 
 def _without(state_dict: StateDict, heads: Collection[str], role: Role, tensors: Mapping[str, LazyTensor]) -> StateDict:
-    """Return a state dict with some tensors, without what begins with ``heads``."""
+    """Return a state dict of ``tensors``, without entries that begin with ``heads``."""
     starts = tuple(f"{head}." for head in heads)
     pairs = nodes.mapping_pairs(state_dict.node)
     kept = [(key, value) for key, value in pairs or () if not (isinstance(key, str) and key.startswith(starts))]

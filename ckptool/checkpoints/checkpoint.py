@@ -1,4 +1,4 @@
-"""``Checkpoint``: one file's tensors by name, and everything else it holds."""
+"""``Checkpoint``: the tensors of an open file by name, and everything else in it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PUBLIC: Final = (
     *("tensors", "attributes", "weights", "state_dicts", "extras", "shards", "beside", "members", "inside"),
     *("check_index", "check_unchanged", "close", "is_folder", "keys"),
 )
-"""What a program may want of a checkpoint, and a prompt completes; verbs use the rest."""
+"""Names that a prompt completes: those for users; other attributes are for this package."""
 _NAMESPACES: Final = ("argparse.Namespace", "types.SimpleNamespace")
 _MOST_ALIKE: Final = 8
-"""State dicts that begin alike, and that another one is compared with."""
+"""How many state dicts with equal beginnings another one is compared with."""
 
 
 def once(work: Callable[[Checkpoint], _T]) -> Callable[[Checkpoint], _T]:
-    """Let a fact of a checkpoint, which never changes, be worked out when it is wanted first, and be kept with it."""
+    """Decorate a function of a checkpoint so that its result is computed once and kept with the checkpoint."""
 
     @wraps(work)
     def known(checkpoint: Checkpoint) -> _T:
@@ -46,10 +46,10 @@ def once(work: Callable[[Checkpoint], _T]) -> Callable[[Checkpoint], _T]:
 
 
 class ByName(dict[str, LazyTensor]):
-    """Tensors by name. ``d[name]`` raises a KeyError that names the nearest; ``get`` and ``in`` are a dict's."""
+    """Tensors by name. ``d[name]`` raises a KeyError with the most similar name; ``get`` and ``in`` are a dict's."""
 
     def __missing__(self, name: object) -> NoReturn:
-        from ckptool.names.missing import Missing  # most names that are asked for are there
+        from ckptool.names.missing import Missing  # few names are missing
 
         raise KeyError(Missing(name, self) if isinstance(name, str) else name)
 
@@ -71,23 +71,23 @@ class StateDict(Mapping[str, LazyTensor]):
         """Its full dotted path; empty for the root."""
         self.role: Role = role
         self.class_name = class_name
-        """The model's class, where the file holds the whole model."""
+        """The model's class, if the file contains the whole model."""
         self.node = node
-        """The mapping or model in the pickled tree; None where the format has no tree."""
+        """The mapping or model in the pickled tree; None if the format has no tree."""
         self.own_keys = own_keys
         """The keys of the mapping that belong to it; None if all do."""
         self.parts = parts
-        """The state dicts under its key that it joins, where none stands under the key itself."""
+        """The state dicts that it joins, if it was put together from several."""
         self._tensors = ByName(tensors)
 
     @property
     def head(self) -> str:
-        """The prefix of its full names: its key and a dot, or nothing at the root."""
+        """The prefix of its full names: its key and a dot; empty at the root."""
         return f"{self.key}." if self.key else ""
 
     @property
     def numel(self) -> int:
-        """Elements of all its tensors; tied ones count once."""
+        """The number of elements of all its tensors; tied ones count once."""
         return sum(info.numel for info in distinct([tensor.info for tensor in self._tensors.values()]))
 
     def __getitem__(self, name: str) -> LazyTensor:
@@ -130,7 +130,7 @@ class Checkpoint(Parsed, Closing):
     def __init__(self, path: str, source: Source, parsed: Parsed) -> None:
         self.__dict__.update(parsed.__dict__)
         self.facts: dict[Callable[[Checkpoint], Any], Any] = {}
-        """What was worked out of it; see ``once``."""
+        """Results of functions decorated with ``once``."""
         self.path = path
         self.source = source
         self.fixed_form = parsed.form
@@ -141,13 +141,13 @@ class Checkpoint(Parsed, Closing):
         self.tensors: dict[str, LazyTensor] = ByName(
             {name: LazyTensor(name, info) for name, info in contents.tensors.items()}
         )
-        """Every tensor by full dotted name, in file order; a tied one has an entry for each of its names."""
+        """Every tensor by full dotted name, in file order; a tied one has an entry for each name."""
         self.attributes = {
             name: LazyTensor(name, info) for name, info in (contents.attributes | dict(self.constants)).items()
         }
         """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
         self.extras: tuple[tuple[str, Inert], ...] = tuple(contents.extras)
-        """What is not a tensor: the largest subtrees without one, by path."""
+        """Everything that is not a tensor: the largest subtrees without tensors, by path."""
         self.state_dicts = tuple(
             StateDict(
                 one.key,
@@ -162,14 +162,14 @@ class Checkpoint(Parsed, Closing):
 
     def __getitem__(self, key: object) -> Any:
         """
-        Return what the file holds under a key at its top, as ``keys`` lists them: a tensor as a ``LazyTensor``, weights
-        as a ``StateDict``, and anything else as plain values of Python, with lazy tensors in them. Of a namespace,
-        these are its attributes. An object that only code could make stays a node, which names its class. The full name
-        of a tensor, as ``tensors`` has it, gives that tensor.
+        Return the value of a key at the top of the file, one of ``keys()``: a tensor as a ``LazyTensor``, weights as a
+        ``StateDict``, and anything else as plain values of Python, with lazy tensors in them. The value of a namespace
+        is a dict of its attributes. An object that only code could make stays a node, which names its class. The full
+        name of a tensor, as in ``tensors``, gives that tensor.
 
         Raises:
-            KeyError: There is none; it names the nearest.
-            LimitExceeded: It is nested too deep, or too large when written out.
+            KeyError: There is no such key; the message has the most similar one.
+            LimitExceeded: The value is nested too deep, or too large.
         """
         top = self._top
         if key not in top:
@@ -210,7 +210,7 @@ class Checkpoint(Parsed, Closing):
         return iter(self._top)
 
     def keys(self) -> KeysView[Any]:
-        """Return the keys at the top of the file, in its order; the names of tensors where it holds these alone."""
+        """Return the keys at the top of the file, in its order; the names of tensors if it has nothing else."""
         return self._top.keys()
 
     @cached_property
@@ -230,7 +230,7 @@ class Checkpoint(Parsed, Closing):
 
     @property
     def globals(self) -> tuple[Global, ...]:
-        """Every name that unpickling would have imported, in order of first use. None was."""
+        """Every name that unpickling would import, in order of first use. None was imported."""
         found: dict[tuple[str, str], Global] = {}
         for stream in self.streams:
             for one in stream.globals:
@@ -239,7 +239,7 @@ class Checkpoint(Parsed, Closing):
 
     @cached_property
     def weights(self) -> StateDict | None:
-        """The state dict that is the model's weights, or None if none is, or several could be."""
+        """The state dict with the model's weights, or None if there is none, or several could be."""
         if self.unmerged is not None:
             return None
         chosen = _most_likely(self.state_dicts)
@@ -250,19 +250,19 @@ class Checkpoint(Parsed, Closing):
 
     def unexplained_beside(self, chosen: StateDict) -> dict[str, int]:
         """
-        Return what else may be weights of the model: state dicts by key, and other tensors by name, that are not in
-        the chosen one and whose names do not say what they are for; for each, how many elements it has.
+        Return what else may be weights of the model, with its number of elements: state dicts by key, and other tensors
+        by name, which are not in the chosen one and whose names do not show another purpose.
         """
         if len(chosen) == len(self.tensors):
             return {}
         taken = {identity(tensor.info) for tensor in chosen.values() if tensor.info.numel}
-        inside = chosen.head if chosen.own_keys is None else "\0"  # goes with it, tensor or not
+        inside = chosen.head if chosen.own_keys is None else "\0"  # all below its key belongs to it
         above = {key for one in self.state_dicts for key in paths_above(one.key)}
         named: set[str] = set()
         found: dict[str, int] = {}
         for one in self.state_dicts:
             is_mixed = one.key in above and one.key != chosen.key and one.class_name is None
-            if is_mixed and one.role in ("model", "other"):  # tensors among other things, each for itself
+            if is_mixed and one.role in ("model", "other"):  # tensors among other things, judged one by one below
                 continue
             named.update(one.head + name for name in one)
             is_known = one.role != "model" or one.key == chosen.key or one.key.startswith(inside)
@@ -277,7 +277,7 @@ class Checkpoint(Parsed, Closing):
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
-        """Keys of state dicts of the same entries, in the same memory, as one before; and the key of that one."""
+        """Keys of state dicts with the same entries, in the same memory, as an earlier one; and the key of that one."""
         firsts: dict[tuple[object, ...], list[StateDict]] = {}
         found: dict[str, str] = {}
         for one in self.state_dicts:
@@ -292,7 +292,7 @@ class Checkpoint(Parsed, Closing):
         return found
 
     def also_under(self, key: str) -> tuple[str, ...]:
-        """Return the other keys under which the state dict under ``key`` is, too."""
+        """Return the other keys that have the same state dict as ``key``."""
         first = self.copies.get(key, key)
         return tuple(
             one.key for one in self.state_dicts if one.key != key and self.copies.get(one.key, one.key) == first
@@ -300,7 +300,7 @@ class Checkpoint(Parsed, Closing):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is several files of a folder, and none of them is an index of the others."""
+        """Whether it is a folder of several files without an index of the others."""
         return self.source.is_folder
 
     def check_unchanged(self) -> None:
@@ -308,7 +308,7 @@ class Checkpoint(Parsed, Closing):
         self.source.check_unchanged()
 
     def announce(self, tensors: Iterable[LazyTensor]) -> None:
-        """Say which tensors will be read next: of files far away, their bytes are fetched ahead."""
+        """Announce which tensors will be read next: from remote files, their bytes are fetched ahead."""
         if any(far_under(source) for source in (self.source, *(shard.source for shard in self.shards))):
             announce(tensors)
 
@@ -319,8 +319,8 @@ class Checkpoint(Parsed, Closing):
 
     def release_tree(self) -> None:
         """
-        Free the pickled tree: the one change after opening. Tensors stay readable, and are all that is left at the top.
-        For long-lived checkpoints.
+        Free the pickled tree, for long-lived checkpoints: the only change after opening. Tensors stay readable, and are
+        all that is left at the top.
         """
         self.contents.walks = []
         self.__dict__.update(root=None, pickles=(), rebuilder=None, extras=(), inside={})
@@ -340,8 +340,8 @@ class Checkpoint(Parsed, Closing):
         return f"<Checkpoint {self.path!r} {self.format} {self.form} of {len(self.tensors)} tensors>"
 
     def __str__(self) -> str:
-        """Return what ``ckptool inspect`` prints; once it is closed, a line."""
-        from ckptool import _report  # the package knows who can say what is in a checkpoint: nothing here prints
+        """Return what ``ckptool inspect`` prints; once it is closed, one line."""
+        from ckptool import _report  # indirectly, because this package must not import ``inspecting``
 
         return str(_report(self)) if self._is_open else repr(self)
 
@@ -353,13 +353,13 @@ class Checkpoint(Parsed, Closing):
 
 
 def walk_of(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | None:
-    """Return the walk through a whole model; None for what is none."""
+    """Return the walk through a whole model; None for other state dicts."""
     of_model = state_dict.class_name is not None
     return next((walk for path, walk in checkpoint.walks if of_model and path == state_dict.key), None)
 
 
 def _attributes_or_node(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return the attributes of a namespace, and any other object as its node."""
+    """Return the attributes of a namespace as a dict; any other node unchanged."""
     if isinstance(node, nodes.Call) and nodes.class_name(node) in _NAMESPACES:
         return {key: value(inner) for key, inner in nodes.attribute_pairs(node) if isinstance(key, str)}
     return node
@@ -372,26 +372,26 @@ def _most_likely(found: Sequence[StateDict]) -> StateDict | None:
 
 
 def paths_above(key: str) -> Iterator[str]:
-    """Yield the parents of a path, the root last."""
+    """Yield the parents of a dotted path, the root (an empty text) last."""
     while key:
         key = key.rpartition(".")[0]
         yield key
 
 
 def _is_same(one: StateDict, other: StateDict) -> bool:
-    """Say whether two state dicts hold the same entries: the same tensors under the same names, in one order."""
+    """Return whether two state dicts have the same entries: the same tensors under the same names, in one order."""
     if one.own_keys is not None or other.own_keys is not None or list(one) != list(other):
         return False
     if one.node is not None and one.node is other.node:
         return True
     if one.class_name is not None:
-        return False  # of two models, what a state_dict() would not give may differ
+        return False  # two models may differ in what is not in their state_dict()
     pairs = zip(one.values(), other.values(), strict=True)
     return _rest(one) == _rest(other) and all(identity(a.info) == identity(b.info) for a, b in pairs)
 
 
 def _rest(state_dict: StateDict) -> list[object]:
-    """Return the entries that are no tensors, those that hold others by their nodes; and whether torch made it."""
+    """Return the other entries, with containers by the ids of their nodes; and whether torch made the state dict."""
     node = state_dict.node
     pairs = [
         pair for pair in nodes.mapping_pairs(node) or () if not isinstance(pair[0], str) or pair[0] not in state_dict

@@ -1,15 +1,15 @@
 """
-Weights that are arrays of numpy: found where a tree has no weights that are tensors.
+Collect the weights of a tree: also numpy arrays if no tensors are weights, and without flat states of optimizers.
 
-Arrays beside the weights of torch are data: curves, random states, means. Where there are no such weights, arrays are
-what people call the weights, under the names and in the groups that tensors would have.
-
-What else stands at the root of a tree: states of an optimizer under flat names, and values of a training.
+1. numpy arrays beside torch's weights are data: curves, random states, means. If there are no such weights, arrays are
+   the weights, under the names and in the groups that tensors would have.
+2. At the root, weights may be mixed with states of optimizers under flat names, and with values of the training. These
+   are separated:
 
     decoder.final_norm.weight                        weights, which have no name of their own
     optimizer.state.exp_avg.decoder.final_norm.weight    Megatron-core; of several optimizers, chained_0.optimizer…
     state.norm.weight.exp_avg, param_groups.norm.weight.lr    torch, with flatten_optimizer_state_dict
-    iteration, rng_state/shard_0_1                    what Megatron-core keeps in common.pt, and objects
+    iteration, rng_state/shard_0_1                    values in Megatron-core's common.pt, and objects
 
 See megatron/core/dist_checkpointing/optimizer.py, and torch/distributed/checkpoint/state_dict.py.
 """
@@ -35,7 +35,7 @@ _OF_OPTIMIZER: Final = re.compile(
 _STATES: Final = "state."
 _SETTINGS: Final = "param_groups."
 _EXTRA_STATE: Final = re.compile(r"(?:.*\.)?_extra_state(?:/shard_[0-9._]+)?")
-"""What modules put beside their tensors; Megatron-core says which part of how many an object is."""
+"""Extra state of modules; Megatron-core adds the number of the part, and of how many."""
 
 
 def collect_weights(
@@ -46,10 +46,10 @@ def collect_weights(
     beside: Collection[str | int] | None = None,
 ) -> Contents:
     """
-    Return what is in the tree below ``root``, arrays among the tensors if nothing else in it is weights.
+    Return the contents of the tree below ``root``, with arrays among the tensors if nothing else in it is weights.
 
-    ``beside`` are the keys at the root that came from files of their own, where a folder is read. Raises what
-    ``collect`` raises.
+    ``beside`` has the keys at the root that came from files of their own, if a folder is read, else it is None. Raises
+    the errors of ``collect``.
     """
     contents = _with_arrays(root, rebuilder, limits, graph)
     if beside is not None or len(contents.groups) > 1 or len(contents.extras) > 1:  # else it is a state dict
@@ -70,21 +70,21 @@ def _with_arrays(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: Modul
 
 
 def _weights(contents: Contents) -> Iterator[Group]:
-    """Yield the groups that are weights, as far as their place and their names tell."""
+    """Yield the groups that are weights, by their place and their names."""
     return (group for group in contents.groups if group.names and role_of(group, contents) in ("model", "ema"))
 
 
 def _has_arrays_alone(group: Group, contents: Contents) -> bool:
-    """Say whether a mapping has no tensor of torch at any depth, as one with an optimizer beside curves has."""
+    """Return whether a mapping has no tensor of torch at any depth."""
     return all(info.is_array for name, info in contents.tensors.items() if name.startswith(group.head))
 
 
 def _has_arrays(contents: Contents, limits: Limits) -> bool:
-    """Say whether there is an array anywhere in what holds no tensor."""
+    """Return whether there is an array anywhere in the subtrees without tensors."""
     todo = [node for _, node in contents.extras]
     if not todo:
         return False
-    from ckptool.pickles.numpy_values import is_array  # many files hold nothing but tensors
+    from ckptool.pickles.numpy_values import is_array  # many files have nothing but tensors
 
     seen: set[int] = set()
     while todo:
@@ -105,9 +105,9 @@ def _has_arrays(contents: Contents, limits: Limits) -> bool:
 
 def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None:
     """
-    Leave the weights alone in the state dict at the root, if there are states of an optimizer, or values, among them.
+    Remove states of optimizers, and values of the training, from the state dict at the root, which keeps the weights.
 
-    ``beside`` are the keys at the root that came from files of their own, where a folder is read; else None.
+    ``beside`` is as in ``collect_weights``. The states of each optimizer become a group of their own.
     """
     root = next((one for one in contents.groups if not one.key and one.kind in ("mapping", "loose")), None)
     keys = [key for key, _ in nodes.mapping_pairs(root.node) or []] if root is not None else []
@@ -130,7 +130,7 @@ def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None
 
 
 def _optimizers(keys: Sequence[str]) -> dict[str, dict[str, None]]:
-    """Return the flat keys of each optimizer, by how they begin."""
+    """Return the flat keys of each optimizer, by their prefix."""
     found: dict[str, dict[str, None]] = {}
     trained = {_parameter(key, _SETTINGS) for key in keys if key.startswith(_SETTINGS)}
     for key in keys:
@@ -143,5 +143,5 @@ def _optimizers(keys: Sequence[str]) -> dict[str, dict[str, None]]:
 
 
 def _parameter(key: str, head: str) -> str:
-    """Return the parameter whose setting, or state, is under a key."""
+    """Return the name of the parameter in a flat key of its state or its settings."""
     return key[len(head) :].rpartition(".")[0]

@@ -1,8 +1,8 @@
 """
-What a state dict would hold but the file does not give: what modules add in code, what only their own classes can read,
-and partitioned weights, of which the file has empty stubs.
+Find what is missing from a state dict: entries that modules add in code or only their own classes can read, empty
+stubs of partitioned weights, halves of adapters, and layers.
 
-What follows from code is known of a few packages alone, see ``modules``; of all other classes it is not guessed.
+What code adds is known for a few packages only, see ``modules``; for all other classes it is not guessed.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from ckptool.tensors.reading import LazyTensor, fault_of
 from ckptool.tensors.rebuild import Rebuilder
 
 _PARAM_SHAPES: Final = "param_shapes"
-"""Where DeepSpeed keeps the shapes that parameters had before ZeRO partitioned them."""
+"""DeepSpeed's key for the shapes that parameters had before ZeRO partitioned them."""
 
 
 class Gap(NamedTuple):
-    """Something that a state dict would hold and that cannot be had."""
+    """An entry, or the entries of a module, that the model's state dict would have and that cannot be read."""
 
     name: str
     """The path of a module, or the name of an entry, inside the state dict."""
     why: str
     entry: str
-    """The name of the entry, or one that the module could add: what leaves it out leaves the gap out."""
+    """The name of the entry, or one that the module could add: a filter that excludes it excludes the gap."""
 
 
 class Stubs(NamedTuple):
-    """Tensors without elements that stand for parameters whose values are in other files; or parts of products."""
+    """Tensors without elements, whose values are in other files; or factors of an adapter without their other half."""
 
     code: str
-    """What a check says: CK120 where the file says so, CK121 of most weights, CK124 of some; CK122, CK123 of parts."""
+    """The finding: CK120 if the file records them, CK121 for most weights, CK124 for some; CK122, CK123 for factors."""
     names: tuple[str, ...]
     fact: str
     hint: str
@@ -52,18 +52,18 @@ _FACTOR: Final = re.compile(
     r"(?<![^\W_])(lora_embedding_|lora[._]|lokr_|hada_|dora_)(A|B|down|up|magnitude_vector|scale|w[12](?:_[ab])?)(?=\.|$)"
 )
 _DIGITS: Final = 7
-"""A number of so many is none of a layer."""
+"""A number with this many digits is not a layer's."""
 _MAGNITUDES: Final = ("magnitude_vector", "scale")
 _PRODUCTS: Final = tuple(
     frozenset(factors.split())
     for factors in ("A B", "down up", "w1 w2", "w1 w2_a w2_b", "w1_a w1_b w2", "w1_a w1_b w2_a w2_b")
 )
-"""The factors that make a product together; either of LoKr's may be a product itself, and both of LoHa's are."""
+"""The sets of factors of a complete product; in LoKr, either factor may be a product itself, in LoHa both are."""
 MERGE_PARTITIONS: Final = "Open the folder that the file is in: what was partitioned is put together."
 
 
 def refuse_slice(checkpoint: Checkpoint, which: str = "auto") -> None:
-    """Raise IncompleteWeights if the tensors of a file are parts, some of a model's, or rounded where none said so."""
+    """Raise IncompleteWeights if a file has parts of tensors, not all tensors, or rounded ones that were not chosen."""
     part = checkpoint.part_of
     if part is not None and part.is_slice:
         raise _incomplete((), f"{part.what}: no model fits this one alone", part.remedy or SAVE_WHOLE)
@@ -72,7 +72,7 @@ def refuse_slice(checkpoint: Checkpoint, which: str = "auto") -> None:
     for code, what, hint in checkpoint.remarks:
         if code == "CK122" or (code == "CK159" and which == "auto"):
             raise _incomplete((), what, hint or GATHER)
-    if checkpoint.unopened and checkpoint.form != "archive":  # the one that was opened may not be meant
+    if checkpoint.unopened and checkpoint.form != "archive":  # one of the others may be meant
         others = [name for name, _ in checkpoint.unopened]
         fact = f"{counted(len(others), 'checkpoint')} beside it cannot be opened: {some(list(map(repr, others)))}"
         raise _incomplete(others, fact, "Give the path of the one that you mean.")
@@ -83,7 +83,7 @@ SAVE_WHOLE: Final = "Load all of them where they were written, and save the mode
 
 
 def refuse_stubs(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter, *, known: bool = False) -> None:
-    """Raise IncompleteWeights if a check would warn of stubs that are taken: CK120 if they are known, or CK121, too."""
+    """Raise IncompleteWeights if wanted names are stubs: CK120, and CK121 unless only ``known`` stubs count."""
     stubs, codes = stubs_in(checkpoint, state_dict), ("CK120",) if known else ("CK120", "CK121")
     if stubs is not None and stubs.code in codes and any(taken.takes(name, state_dict.key) for name in stubs.names):
         raise _incomplete(stubs.names, stubs.fact, stubs.hint)
@@ -91,12 +91,12 @@ def refuse_stubs(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter, *
 
 def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filter | None = None) -> None:
     """
-    Raise IncompleteWeights if something is missing from a state dict; what ``taken`` leaves out may be.
+    Raise IncompleteWeights if something that ``taken`` does not exclude is missing from a state dict.
 
-    ``missing`` are the paths of modules and the names of entries that the error is about.
+    Its ``missing`` are the paths of modules and the names of entries.
     """
     wanted = taken or Filter()
-    # What only seems to be stubs is looked for in the plan of a migration, as a whole.
+    # Probable stubs (CK121) are searched later in the whole plan of a migration, which passes ``taken``.
     refuse_stubs(checkpoint, state_dict, wanted, known=taken is not None)
     halves = halves_alone(state_dict)
     if halves is not None and halves.code == "CK122":
@@ -120,7 +120,7 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
 
 
 def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
-    """Raise the error of the first tensor whose pieces are not all there, before any is read."""
+    """Raise the error of tensors in pieces that cannot be read completely, before any is read."""
     faults = [(one.name, fault_of(one.info.storage.source)) for one in tensors if one.info.storage is not None]
     broken = [(name, error) for name, error in faults if error is not None]
     for _, error in broken:
@@ -131,7 +131,7 @@ def refuse_broken(tensors: Iterable[LazyTensor]) -> None:
 
 
 def holds_storage(rebuilder: Rebuilder | None, root: Inert) -> bool:
-    """Say whether a value holds elements of a tensor, whatever only code could make of them."""
+    """Return whether a value contains a storage of a tensor, even inside objects that only code could make."""
     todo, seen = [root], {id(root)}
     while todo and rebuilder is not None:
         node = todo.pop()
@@ -144,7 +144,7 @@ def holds_storage(rebuilder: Rebuilder | None, root: Inert) -> bool:
 
 
 def refuse_lost(checkpoint: Checkpoint) -> None:
-    """Raise IncompleteWeights if values that the index names cannot be read: for who writes everything."""
+    """Raise IncompleteWeights if values in the index cannot be read: for callers that write everything."""
     if checkpoint.lost:
         fact = f"{counted(len(checkpoint.lost), 'value')} that the index names cannot be read: {some(checkpoint.lost)}"
         raise IncompleteWeights(fact, hint="Migrate the weights alone, with `form='state_dict'`.")
@@ -158,7 +158,7 @@ def _incomplete(names: Sequence[str], fact: str, what_to_do: str) -> IncompleteW
 
 
 def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
-    """Return the stubs among the tensors of a state dict, as the file says, or else those of the shape [0]; or None."""
+    """Return the stubs in a state dict: those that the file records, or else probable ones of shape [0]; or None."""
     empty = tuple(name for name, tensor in state_dict.items() if 0 in tensor.info.shape)
     if not empty:
         return None
@@ -183,11 +183,11 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
 
 
 def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
-    """Return which tensors of the model have no average; None if all have one, or the model is not known."""
+    """Return a text about tensors of the model without an average; None if all have one, or the model is not known."""
     model = checkpoint.weights
     if averages.role != "ema" or model is None or model.role != "model":
         return None
-    if model.key == averages.key:  # averages among the weights: those of the model stand for what has none
+    if model.key == averages.key:  # averages in the same state dict: the model's tensors fill the gaps
         lacking = [name for name, tensor in model.items() if averages.get(name) is tensor]
         then = "and are taken as they are"
     else:
@@ -200,7 +200,7 @@ def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
 
 
 def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
-    """Return the factors of an adapter's products that lack others, CK122 of all of them, or CK123; None if none do."""
+    """Return an adapter's factors that lack the other half: CK122 if all do, CK123 if some do; None if none do."""
     products: dict[tuple[str, str, str], dict[str, str]] = {}
     scaled: set[str] = set()
     for name in tensors:
@@ -227,10 +227,10 @@ def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
 
 def holes_in(tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
     """
-    Yield each layer or expert, by its name, whose number is missing between two that hold the same.
+    Yield the path of each layer or expert whose number is missing between two others with equal contents.
 
-    These have to have the same names, in several modules, and the same shapes: in a ``Sequential``, what has no weights
-    has a number, too. Of a stack, a quarter may be missing at most.
+    The others must have the same names, in several modules, and the same shapes: in a ``Sequential``, modules without
+    weights have numbers, too. If more than a quarter of a stack is missing, nothing is reported.
     """
     stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
     for name, tensor in tensors.items():
@@ -249,7 +249,7 @@ def holes_in(tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
 
 
 def _sizes(said: Inert) -> dict[str, int]:
-    """Return the elements of each parameter, from one mapping or a list of them, one for each group of an optimizer."""
+    """Return the number of elements of each parameter, from one mapping of shapes, or one for each optimizer group."""
     found: dict[str, int] = {}
     for group in said if isinstance(said, list) else [said]:
         for name, size in nodes.mapping_pairs(group) or []:
@@ -280,7 +280,7 @@ def _in_module(path: str, why: str) -> Gap:
 
 
 def _kept_for_hooks(walk: StateDictWalk, outside: Sequence[str]) -> Iterator[Gap]:
-    """Yield modules with a state-dict hook that keep tensors as plain attributes: the hook may add them."""
+    """Yield modules that have a state-dict hook and tensors as plain attributes, which the hook may add."""
     hooked = {path: (cls, hook) for path, cls, hook in walk.hooks}
     if not hooked:
         return

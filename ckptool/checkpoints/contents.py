@@ -1,12 +1,12 @@
 """
-Inert tree → what is in it by name: tensors, the groups they form, and everything else.
+Inert nodes to contents by name: tensors, the groups they form, and everything else.
 
-Strategy: two walks, neither recursive. The first visits every container once, by identity, and marks those that hold
+Strategy: two walks, neither recursive. The first visits every container once, by identity, and marks those that have
 a tensor anywhere below; the second follows only the marked ones, in file order, and gives each tensor its full dotted
 name. A subtree without tensors is one extra, whatever its size. So a tree that shares its parts a billion times over
-costs what it stores, unless it holds tensors, and then the limit on names stops it.
+costs as much as it stores, unless it has tensors, and then the limit on names stops it.
 
-No name makes a file unreadable: keys that are no text are named in ``key_names``, and equal names get a number.
+No key makes a file unreadable: ``key_names`` names keys that are not text, and equal names get a number.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ckptool.tensors.tensor import TensorInfo
 if TYPE_CHECKING:
     from ckptool.checkpoints.key_names import KeyNames
 
-# A part that is shared has a path for each way to it. These count what the paths may cost: so much for any file, so
-# much more for each thing that stands in it, and this for the object round a path.
+# A shared part has a path for each way to it. The total memory of paths is limited: a fixed amount for any file, more
+# for each node in it; and each path counts with the overhead of its object.
 _PATHS_NBYTES: Final = 1 << 24
 _PATH_NBYTES: Final = 256
 _OVERHEAD_NBYTES: Final = 64
 
 Form: TypeAlias = Literal["state_dict", "checkpoint", "model", "training", "tensors", "data", "archive"]
-"""What a file is as a whole."""
+"""The kind of a file's contents as a whole."""
 GroupKind: TypeAlias = Literal["mapping", "packed", "module", "optimizer", "loose"]
 
 
@@ -49,13 +49,13 @@ class Group:
     names: list[str] = field(default_factory=list)
     class_name: str | None = None
     node: Inert = None
-    """The mapping or model in the tree; None where the format has no tree."""
+    """The mapping or model in the tree; None if the format has no tree."""
     own_keys: frozenset[str] | None = None
     """The keys of the mapping that belong to it; None if all do."""
 
     @property
     def head(self) -> str:
-        """The prefix of its full names: its key and a dot, or nothing at the root."""
+        """The prefix of its full names: its key and a dot; empty at the root."""
         return f"{self.key}." if self.key else ""
 
 
@@ -68,31 +68,31 @@ class Contents:
     attributes: dict[str, TensorInfo] = field(default_factory=dict)
     """Tensors inside whole models that a state_dict() would not give: plain attributes, non-persistent buffers."""
     extras: list[tuple[str, Inert]] = field(default_factory=list)
-    """The largest subtrees that hold no tensor, under the path where they stand."""
+    """The largest subtrees without tensors, with their paths."""
     walks: list[tuple[str, modules.StateDictWalk]] = field(default_factory=list)
-    """For each whole model: its path, and what could not be known about its state_dict()."""
+    """For each whole model: its path, and the entries and unknowns of its state_dict()."""
     unreadable: list[tuple[str, str]] = field(default_factory=list)
-    """Parameters and buffers that are no tensors we know: the name, and what the pickle calls to make one."""
+    """Parameters and buffers that are not tensors of a known kind: the name, and the class."""
     clashes: dict[str, str] = field(default_factory=dict)
-    """Names that were given to tensors whose own name another has already, and that own name."""
+    """New names of tensors whose own name was taken already, and that own name."""
     bound_method: bool = False
 
     def remarks(self) -> Contents:
-        """Return what there is to say of it, without all that a checkpoint has under names of its own."""
+        """Return a copy without the fields that a Checkpoint has as attributes of its own."""
         return replace(self, tensors={}, groups=[], attributes={}, extras=[])
 
 
 _Place: TypeAlias = "tuple[Inert, str, Group | None]"
-"""A node on the way down, its dotted path, and the group that its direct tensors belong to."""
+"""A node to visit, its dotted path, and the group that its direct tensors belong to."""
 
 
 def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGraph | None = None) -> Contents:
     """
-    Return what is in the tree below ``root``.
+    Return the contents of the tree below ``root``.
 
     Raises:
         MalformedFile: A tensor contradicts its storage.
-        AmbiguousFile: A mapping or a model holds two tensors under one and the same key.
+        AmbiguousFile: A mapping or a model has two tensors under the same key.
         LimitExceeded: There are more names than ``limits`` allow, or longer ones.
     """
     return _Collector(root, rebuilder, limits, graph or ModuleGraph()).collect()
@@ -107,7 +107,7 @@ class _Collector:
         self._contents = Contents(bound_method=modules.unbound(root) is not root)
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
-        """What is left for paths."""
+        """Bytes that paths may still take."""
         self._keys: KeyNames | None = None
         self._walks: dict[int, modules.StateDictWalk] = {}
         self._last_number: dict[str, int] = {}
@@ -134,13 +134,13 @@ class _Collector:
                 self._contents.extras.append((path, node))
             elif id(node) in self._walks or self._graph.is_module(node):
                 self._add_model(node, path)
-            elif id(node) not in inside:  # a container inside itself is not followed twice
+            elif id(node) not in inside:  # a container inside itself is not entered again
                 inside.add(id(node))
                 todo.append((_LEAVE, str(id(node)), None))
                 todo.extend(reversed(self._open(node, path, group)))
 
     def _open(self, node: Inert, path: str, group: Group | None) -> list[_Place]:
-        """Return a container's children, with the group that they belong to."""
+        """Return a container's children to visit, each with its path and its group."""
         below = list(nodes.children(node))
         infos = [self._tensor(child) for _, child in each(below, self._limits.cancellation)]
         if group is None or group.kind != "optimizer":
@@ -161,11 +161,11 @@ class _Collector:
         direct = len(below) - len(others)
         if not direct or nodes.mapping_pairs(node) is None:
             return None
-        # Some tensors among other things (best_acc, rng_state beside "model") are no state dict.
+        # A few tensors among other things (best_acc, rng_state beside "model") are not a state dict.
         nested = any(id(child) in self._holding for child in others)
         named = len(texts) == len(below)
         kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
-        # Their weights are in tuples, and what stands beside them is numbers: by counting, no state dict either.
+        # Quantised modules have weights in tuples and numbers beside them: by counting, they would be "loose".
         if named and nested and any(key.endswith(_PACKED) for key in texts):
             kind = "packed"
         return Group(path, kind, node=node)
@@ -211,7 +211,7 @@ class _Collector:
                 self._told.update(id(node) for _, _, node in self._below(entry.node, name))
             else:
                 self._contents.unreadable.append((name, nodes.class_name(entry.node)))
-        # What its state_dict() would not give has a name once, where it is first met.
+        # Tensors that are not in its state_dict() get one name, where they are first met.
         attributes = self._contents.attributes
         for name, info, inner in () if again else self._below(node, path):
             if id(inner) not in self._told:
@@ -219,7 +219,7 @@ class _Collector:
                 attributes[self._apart(name, attributes) if name in attributes else name] = info
 
     def _below(self, root: Inert, path: str) -> Iterator[tuple[str, TensorInfo, Inert]]:
-        """Yield the tensors inside a part of a model, each once: the name under which it is met first, and its node."""
+        """Yield each tensor inside a part of a model once: the first name of it, its facts, and its node."""
         todo = [(root, path)]
         seen: set[int] = set()
         while todo:
@@ -239,7 +239,7 @@ class _Collector:
                 todo.extend(reversed(below))
 
     def _named(self, node: Inert, below: list[tuple[Inert, Inert]]) -> list[tuple[str, Inert]]:
-        """Return what a container holds, by components of names."""
+        """Return the children of a container by components of names."""
         keys = [key for key, _ in below]
         texts = {key for key in keys if isinstance(key, str)}
         if len(texts) == len(below):  # most mappings
@@ -256,7 +256,7 @@ class _Collector:
         return self._keys
 
     def _refuse_repeated(self, mapping: list[tuple[Inert, Inert]]) -> None:
-        """Refuse a key that a mapping has twice, each time for a tensor: which one it is depends on the reader."""
+        """Raise AmbiguousFile for a key that a mapping has twice with tensors: readers differ in which they take."""
         seen: set[str] = set()
         for key, child in mapping:
             if isinstance(key, str) and (id(child) in self._holding or self._tensor(child) is not None):
@@ -265,7 +265,7 @@ class _Collector:
                 seen.add(key)
 
     def _join(self, path: str, component: str) -> str:
-        """Return the path of a component, and count what it costs."""
+        """Return the path of a component, and count its memory."""
         joined = f"{path}.{component}" if path else component
         if len(joined) > self._limits.name_nbytes:
             raise LimitExceeded(
@@ -284,20 +284,20 @@ class _Collector:
 
 _LEAVE = Call(None, ())
 _PACKED = "_packed_params"
-"""Last component of what holds the weight and the bias of a quantised layer, in a tuple."""
+"""Last component of the tuple with the weight and the bias of a quantised layer."""
 _PLAIN: Final = frozenset((list, tuple))
 _TENSORS: Final = frozenset((Call, PersistentId))
-"""Types of nodes that may stand for a tensor."""
+"""Types of nodes that may be tensors."""
 _SMALL_DEPTH: Final = 16
-"""Levels that what is small may have."""
+"""Levels that a small container may have."""
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules", modules.BOUND_TO)
 
 
 def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], limits: Limits) -> tuple[set[int], int]:
-    """Return the ids of the containers below ``root`` that hold a tensor at any depth, and how much all hold."""
+    """Return the ids of the containers below ``root`` with a tensor at any depth, and how many nodes were visited."""
     count = depth = 0
     parents: dict[int, int] = {id(root): 0}
-    others: list[tuple[int, int]] = []  # further parents, of what is shared
+    others: list[tuple[int, int]] = []  # further parents of shared nodes
     direct: list[int] = []
     level = [] if tensor(root) is not None else [root]
     containers, deepest, cancellation = nodes.CONTAINERS, limits.depth, limits.cancellation
@@ -332,7 +332,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
 
 
 def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int, int]]) -> set[int]:
-    """Return all that is reached from ``direct`` by going from child to parent."""
+    """Return the ids of ``direct`` and of all their ancestors."""
     more: dict[int, list[int]] = {}
     for key, own in others if direct else ():
         more.setdefault(key, []).append(own)

@@ -1,8 +1,8 @@
 """
-A digest of the weights: equal weights have an equal one, whatever holds them; docs/scan.md says how to compute it.
+A digest of the weights, equal for equal weights in any format; docs/scan.md says how to compute it.
 
-It is made of SHA-256s: of the elements of each tensor, packed in row-major order, little-endian; of a line for each
-tensor, with its type, its shape, that of the elements, and its name without what wrappers add; of all lines.
+It is the SHA-256 of sorted lines, one for each tensor: the SHA-256 of a text of its type, its shape, the SHA-256 of its
+elements (packed in row-major order, little-endian), and its name without wrappers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def digest_of(
     hashed: Mapping[tuple[object, ...], str] = MappingProxyType({}),
 ) -> str:
     """
-    Return ``sha256:`` and the digest of the weights. Every byte of them is read, 4 MiB at a time.
+    Return ``sha256:`` and the digest of the weights. Every byte of them is read, in chunks.
 
-    ``weights`` are those that were chosen already. What ``in_memory`` has the elements of is not read again, nor what
-    is ``hashed``: the SHA-256 of elements, by the identity of their tensor.
+    ``weights`` is the state dict if it was chosen already. ``in_memory`` may return the bytes of a tensor so that they
+    are not read again; ``hashed`` has known SHA-256s of elements, by the identity of their tensor.
 
     Raises:
-        WeightsNotFound: No state dict is the weights.
+        WeightsNotFound: No state dict is the weights, or several could be.
         UnsupportedFeature: The file has no bytes for a tensor.
         LimitExceeded: Views repeat the same bytes far too often.
         CkptoolError: The file cannot be read any more.
@@ -58,7 +58,7 @@ def digest_of(
 def tensors_of(
     checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, weights: StateDict | None = None
 ) -> Mapping[str, LazyTensor]:
-    """Return what the digest is made of, by the names in it; raises what ``digest_of`` does but for the reading."""
+    """Return the tensors of the digest by the names in it; raises as ``digest_of``, but reads nothing."""
     tensors = _named(checkpoint, choose(checkpoint, None, "auto") if weights is None else weights)
     distinct = {identity(one.info): one for one in tensors.values()}
     refuse_repeated(sum(one.info.total_nbytes for one in distinct.values()), checkpoint.file_nbytes, limits)
@@ -66,14 +66,14 @@ def tensors_of(
 
 
 class Known(NamedTuple):
-    """A digest, or the error that says why there is none."""
+    """A digest, or the error if there is none."""
 
     digest: str | None
     error: CkptoolError | None = None
 
 
 def digest_or_why(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> Known:
-    """Return what ``digest_of`` does, or the error; only a cancellation is raised."""
+    """Return the result of ``digest_of``, or its error; only a cancellation is raised."""
     try:
         return Known(digest_of(checkpoint, limits))
     except Failure as error:
@@ -85,12 +85,12 @@ def _hex(text: str) -> str:
 
 
 def _line(described: str, name: str) -> str:
-    # The name comes last, and only its digest is sorted: no name can look like other lines.
+    # The name is last, and only the digests of lines are joined: no name can imitate other lines.
     return _hex(f"{described} {name}")
 
 
 def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTensor]:
-    """Return the tensors by their names without wrappers; what only some names begin with may be the model's own."""
+    """Return the tensors by their names without wrappers; a component of only some names may be the model's own."""
     tensors = {**weights, **dict(_packed(checkpoint, weights))}
     tensors |= {name: tensors[kept] for name, kept in checkpoint.recorded.ties.items() if kept in tensors}
     names = list(tensors)
@@ -102,7 +102,7 @@ def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTenso
 
 
 def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield the tensors inside entries of a state dict that are no tensors themselves: packed weights, extra state."""
+    """Yield the tensors inside entries of a state dict that are not tensors: packed weights, extra state."""
     entries = {name for name, _ in entries_of(checkpoint, weights) if name not in weights}
     others = {one.head + name for one in checkpoint.state_dicts for name in one}
     head = weights.head
@@ -113,7 +113,7 @@ def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, L
 
 
 def _described(info: TensorInfo, name: str, limits: Limits, in_memory: InMemory, hashed: str | None = None) -> str:
-    """Return type, shape and contents; of what is not plain memory, its layout, its numbers and its parts, too."""
+    """Return a text of type, shape and SHA-256 of a tensor; if it is not strided, of layout, details and parts, too."""
     if info.storage is None and not info.parts:
         raise UnsupportedFeature(f"tensor {name!r} has no bytes in the file", kind="no-plain-bytes")
     contents = sha256()

@@ -1,7 +1,7 @@
 """
-Files inside values: bytes in a pickle that ``torch.save`` or ``pickle`` wrote to memory first. Found, never opened.
+Find files inside values: bytes in a pickle that ``torch.save`` or ``pickle`` wrote to memory first. None is opened.
 
-skorch, d3rlpy and others keep their weights so. ``FILE::PATH`` opens one; where the bytes are all, PATH is ``content``.
+skorch, d3rlpy and others store weights so. ``FILE::PATH`` opens one; if the whole value is bytes, PATH is ``content``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Embedded(NamedTuple):
     """Bytes that are a file of their own."""
 
     what: str
-    """What they begin like, for people to read."""
+    """The kind of file that they begin like, for people to read."""
     data: bytes | bytearray
 
     @property
@@ -37,10 +37,10 @@ class Embedded(NamedTuple):
 
 
 def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
-    """Return the files inside what holds no tensors, by the dotted path of each, as far as paths are short."""
+    """Return the files inside subtrees without tensors, by dotted path, as long as paths are short."""
     found: dict[str, Embedded] = {}
     seen: set[int] = set()
-    # The containers on the way down, each with its path and an iterator over what is left of it.
+    # The containers on the way down, each with its path and an iterator over its remaining children.
     outermost = [one for one in extras if one[0].rpartition(".")[2] != "_metadata"]
     way: list[tuple[str, Iterator[tuple[Inert, Inert]]]] = [("", iter(outermost))]
     while way and len(found) < _MOST:
@@ -53,7 +53,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
             if embedded is not None:
                 found.setdefault(name or "content", embedded)
             elif nodes.is_container(node) and id(node) not in seen and not _shares(node, seen):
-                if not nodes.is_small(node):  # to look again costs less than to note it
+                if not nodes.is_small(node):  # visiting it again costs less than recording it
                     seen.add(id(node))
                 if len(name) < _LONGEST_PATH:
                     way.append((name, nodes.children(node)))
@@ -64,7 +64,7 @@ def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
 
 
 def _shares(node: Inert, seen: set[int]) -> bool:
-    """Say whether a node shares long arguments, or a large state, with one that was searched already."""
+    """Return whether a node shares long arguments, or a large state, with one that was searched already."""
     known = False
     for part in (node.args, node.state) if isinstance(node, Call) else (node.pairs,) if isinstance(node, Dict) else ():
         part = part[-1] if isinstance(part, tuple) and len(part) == 1 else part  # the pairs of an OrderedDict
@@ -79,7 +79,7 @@ _PLAIN: Final = frozenset((int, float, bool, str, type(None), nodes.Global))
 
 
 def _file_in(value: Inert) -> Embedded | None:
-    """Return the file that a value is, or that a file object in memory holds."""
+    """Return the file in a value of bytes or in a BytesIO; None if there is none."""
     if not isinstance(value, bytes | bytearray | Call):
         return None
     cls = nodes.class_of(value)

@@ -1,8 +1,8 @@
 """
-Entries of a checkpoint by the paths that people write: what one names, and what is nearest to one that names nothing.
+Find the entries of a checkpoint that a path or a role names, to drop them.
 
-A path is full, or one inside a state dict, without its key. Dotted keys have paths of several components, and what
-begins with the same ones is an entry, too: ``model_ema`` of ``{"model_ema.conv": …, "model_ema.norm": …}``.
+A path is full, or relative to a state dict, without its key. Dotted keys have paths of several components, and a common
+prefix of keys is an entry, too: ``model_ema`` of ``{"model_ema.conv": …, "model_ema.norm": …}``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ckptool.pickles.nodes import Inert
 
 _LISTED: Final = 12
 _DROPPED: Final = ("ema", *NO_WEIGHTS)
-"""Roles that can be given to drop all entries that have them."""
+"""Roles that can be given instead of a path, for all entries with that role."""
 
 
 def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
-    """Return the full paths of what a path or a role names."""
+    """Return the full paths of the entries that a path or a role names; raise MigrationRefused if there are none."""
     if what in _DROPPED:
         of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
         paths = [path for one in of_role for path in (sorted(one.own_keys) if one.own_keys else [one.key])]
         if what == "ema":
             weights = (one for one in checkpoint.state_dicts if one.role == "model")
             paths += [_joined(one.key, head) for one in weights for head in averaged_heads(one)]
-        if what == "optimizer" and not paths:  # one that has made no step yet, or keeps nothing, has no tensors
+        if what == "optimizer" and not paths:  # before its first step, an optimizer has no tensors
             paths = [path for path, _, _, role in states(checkpoint) if role == what and path]
         if paths:
             return tuple(dict.fromkeys(_list_of(checkpoint, path, paths) for path in paths))
@@ -52,7 +52,7 @@ def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
 
 
 def _list_of(checkpoint: Checkpoint, path: str, paths: Collection[str]) -> str:
-    """Return the path of the list that a path leads into, where all in the list are of its role; else the path."""
+    """Return the path of the list that a path leads into, if all items are of the same role; else the path."""
     above = path.rpartition(".")[0]
     if not above or next(entries_at(checkpoint.root, path), None) is not None:
         return path
@@ -65,12 +65,12 @@ def _list_of(checkpoint: Checkpoint, path: str, paths: Collection[str]) -> str:
 
 
 def _steps(node: Inert) -> bool:
-    """Say whether a value is the state of an optimizer, which may have no tensor yet."""
+    """Return whether a value is the state of an optimizer, which may have no tensors yet."""
     return {"state", "param_groups"} <= {key for key, _ in nodes.mapping_pairs(node) or () if isinstance(key, str)}
 
 
 def entries_at(node: Inert, path: str) -> Iterator[tuple[Inert, str | int]]:
-    """Yield each mapping, and the key in it, of what has this full path, or a dotted key that begins with it."""
+    """Yield each mapping and its key that has this full path, or a dotted key that begins with it."""
     for key, value in nodes.mapping_pairs(node) or ():
         text = str(key) if type(key) in (str, int) else None
         if text is None:
@@ -88,7 +88,7 @@ def _is_there(checkpoint: Checkpoint, path: str) -> bool:
 
 
 def _nothing_to_drop(checkpoint: Checkpoint, path: str) -> MigrationRefused:
-    """Return the error for a path that names nothing; the hint lists what there is where it ends, the nearest first."""
+    """Return the error for a path that names nothing; the hint lists what exists there, the most similar first."""
     names = [*checkpoint.tensors, *(name for name, _ in checkpoint.extras)]
     names += [_joined(name, str(key)) for name, node in checkpoint.extras for key, _ in nodes.mapping_pairs(node) or ()]
     head = path

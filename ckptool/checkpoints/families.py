@@ -1,9 +1,9 @@
 """
-Which known family the tensors of a checkpoint are those of: a kind of adapter, or a model that makes images.
+Recognise known families of tensors: kinds of adapters, and models that make images.
 
-Names and shapes say so, and nobody promised them: it is a guess, unless a file beside the checkpoint says the same.
+It is a guess from names and shapes, unless a file beside the checkpoint confirms it.
 
-Low-rank adapters (LoRA) also tell which modules they change, and by how many dimensions:
+For low-rank adapters (LoRA), the modules that they change, and their ranks, are read from these names:
 
     base_model.model.….q_proj.lora_A.weight         PEFT; lora_A.default.weight in a training checkpoint
     unet.….to_q.lora.down.weight, ….processor.to_q_lora.down.weight      diffusers, new and old
@@ -22,11 +22,11 @@ from ckptool.messages import cut
 from ckptool.tensors.reading import LazyTensor
 
 _BEFORE_TARGET: Final = r"(?s)^(?:lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(?=.)|.*\.)"
-"""Kohya's names have no dots: the target is what follows the last number."""
+"""The part of a name before the target. kohya's names have no dots: the target follows the last number."""
 _BASES: Final = ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture")
-"""What metadata of safetensors call the base model, the most exact first."""
+"""Keys of the base model in the metadata of safetensors, the most exact first."""
 _DIFFUSERS: Final = "lora_adapter_metadata"
-"""JSON of PEFT's configurations, each entry with the name of a component before it."""
+"""The key of PEFT's configurations as JSON, in which each entry begins with the name of a component."""
 _PATH_IN_JSON: Final = r'base_model_name_or_path"\s*:\s*"([^"\\]{1,1000})"'
 _LONGEST_TEXT: Final = 1 << 20
 
@@ -42,16 +42,16 @@ _KINDS: Final = {
     "LoRA": r"lora_(?:embedding_)?A|lora(?:_linear_layer)?\.down|lora_down",
 }
 """
-What kinds of adapters call their tensors, in PEFT, LyCORIS, diffusers and kohya's scripts.
+Names of tensors by kind of adapter, in PEFT, LyCORIS, diffusers and kohya's scripts.
 
-A LoKr or LoHa may have the ``dora_scale`` of a DoRA, too, and a DoRA has all of a LoRA: the first kind here counts.
+A LoKr or LoHa may have the ``dora_scale`` of a DoRA, too, and a DoRA has all names of a LoRA: the first kind counts.
 """
 _KIND: Final = "|".join(f"(?P<{kind}>{names})" for kind, names in _KINDS.items())
 _OF_KIND: Final = rf"(?s)(?P<module>.+)[._](?:{_KIND})(?:\.[^.]+)?(?:\.weight)?"
 _MARKS: Final = ("lokr_", "hada_", "ia3_l", "on_input", "oft_", "vera_", "lora_", "lora.", "dora_")
-"""One of these is in each such name."""
+"""Every such name contains one of these."""
 _BASES_OF_MODULES: Final = ("weight", "base_layer.weight", "linear.weight")
-"""What a module has beside an adapter, where that is not alone."""
+"""Names of a module's own weight beside an adapter, in a file that has both."""
 _OF_PEFT: Final = ("base_model.", "prompt_embeddings")
 _LONGEST_KIND: Final = 64
 _IN_PEFT: Final = {
@@ -60,9 +60,9 @@ _IN_PEFT: Final = {
     "PREFIX_TUNING": "prefix tuning",
     "P_TUNING": "P-tuning",
 }
-"""What PEFT calls those that others write in another way."""
+"""Kinds by their name in PEFT."""
 _EMBEDDINGS: Final = (768, 1024, 1280)
-"""How wide the text encoders of Stable Diffusion are."""
+"""Widths of Stable Diffusion's text encoders."""
 _MOST_VECTORS: Final = 8
 
 
@@ -72,11 +72,11 @@ class _Known(NamedTuple):
     family: str
     part: str
     heads: tuple[str, ...]
-    """What its names begin with: in whole checkpoints, in pipelines, in files of this part alone."""
+    """Prefixes of its names: in whole checkpoints, in pipelines, in files of this part alone."""
     names: tuple[str, ...]
-    """All of these are there."""
+    """Names that all must exist."""
     width: int | None = None
-    """The second size of the first of them: mostly of the text that it attends to."""
+    """The second size of the first of them, mostly the width of the text that it attends to."""
 
 
 _WHOLE: Final = ("model.diffusion_model.", "diffusion_model.", "")
@@ -105,21 +105,21 @@ _KNOWN: Final = (
     ),
 )
 _OF_VAES: Final = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "loss.")
-"""What the names of one begin with where it is alone."""
+"""Prefixes of all names of a VAE that is alone."""
 _OTHERS: Final = (
     *("controlnet_", "time_stack", "temporal_", "temp_attentions", "motion_modules", "distilled_guidance", "quantize."),
 )
-"""In names of models that grew out of these, and are others."""
+"""Parts of names of derived models, which are other families."""
 _ENCODERS: Final = r"(?m)^(?:cond_stage_model|conditioner\.embedders\.\d|text_encoders\.\w+|text_encoder(?:_\d)?)\."
 
 
 class Family(NamedTuple):
-    """A known family, and which of its parts are there."""
+    """A known family, and the parts of it that exist."""
 
     name: str
     parts: tuple[str, ...] = ()
     is_guess: bool = True
-    """Whether names and shapes are all that says so."""
+    """Whether it is known from names and shapes alone."""
 
     def __str__(self) -> str:
         what = f"{self.name}{': ' if self.parts else ''}{', '.join(self.parts)}"
@@ -128,9 +128,9 @@ class Family(NamedTuple):
 
 def family_of(checkpoint: Checkpoint, settings: Callable[[], Mapping[str, object]]) -> Family | None:
     """
-    Return the family of a checkpoint; None if its names and shapes look like none that is known.
+    Return the family of a checkpoint; None if it looks like no known one.
 
-    ``settings`` gives what PEFT has written beside it: of tensors that have PEFT's names, they say the kind.
+    ``settings`` returns PEFT's configuration beside it, which has the kind of tensors with PEFT's names.
     """
     tensors: Mapping[str, LazyTensor] = checkpoint.weights or checkpoint.tensors
     if tensors and all(name.startswith(_OF_PEFT) for name in tensors):
@@ -153,14 +153,14 @@ def _kind(tensors: Mapping[str, LazyTensor]) -> str | None:
         if found is None:
             continue
         is_inside = any(f"{found['module']}.{own}" in tensors for own in _BASES_OF_MODULES)
-        if is_inside and not name.endswith("on_input"):  # beside which IA3 itself has a weight
+        if is_inside and not name.endswith("on_input"):  # IA3 itself has a weight beside this one
             return None
         kinds.add(found.lastgroup)
     return next((kind for kind in _KINDS if kind in kinds), None)
 
 
 def _embedding(tensors: Mapping[str, LazyTensor]) -> Family | None:
-    """Return whether a few vectors are what a prompt was tuned to, or what a word was made to mean."""
+    """Return the family of a few vectors: a tuned prompt, or the meaning of a word; else None."""
     if not 0 < len(tensors) <= _MOST_VECTORS:
         return None
     names, shapes = list(tensors), [one.shape for one in tensors.values()]
@@ -194,17 +194,17 @@ class Adapter(NamedTuple):
     """A low-rank adapter."""
 
     ranks: tuple[int, ...]
-    """Those that occur, in order; mostly one."""
+    """The ranks that occur, in ascending order; usually one."""
     targets: tuple[str, ...]
     """The last component of the names of the modules that it changes."""
     modules: int
-    """How many they are."""
+    """How many modules it changes."""
     base: str | None
-    """The model that it belongs to, if the file says so."""
+    """The model that it belongs to, if the file names it."""
 
 
 def adapter_of(checkpoint: Checkpoint) -> Adapter | None:
-    """Return the adapter whose tensors a checkpoint holds; None if it holds none."""
+    """Return the LoRA adapter in a checkpoint, or None."""
     ranks: set[int] = set()
     modules: dict[str, None] = {}
     for name, tensor in checkpoint.tensors.items():

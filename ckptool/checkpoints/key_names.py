@@ -1,9 +1,9 @@
 """
-Keys of mappings → components of dotted names.
+Keys of mappings to components of dotted names.
 
-Text is itself. What has a short plain value is named by it, whatever class holds the value: a numpy scalar, an enum
-member, bytes, a namedtuple, a device. Parameters that are keys of an optimizer's state have the number that its
-state_dict() gives them. Everything else is numbered in the order of the mapping.
+Text is used as it is. A key with a short plain value is named by that, whatever its class: a numpy scalar, an enum
+member, bytes, a namedtuple, a device. Parameters that are keys of an optimizer's state get the number that its
+state_dict() would give them. All other keys are numbered in the order of the mapping.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _MOST_BITS: Final = 128
 
 
 class KeyNames:
-    """Names the keys of the mappings of one tree, which has to live as long as this does."""
+    """Names the keys of the mappings of one tree, which must live as long as this object."""
 
     def __init__(self, root: Inert) -> None:
         self._root = root
         self._texts: dict[int, str | None] = {}
-        """The text of each node that was looked at: many keys may share their parts."""
+        """The text of each visited node, by its id: many keys may share their parts."""
         self._own: dict[int, dict[int, int]] = {}
-        """For each optimizer's state, the numbers of the parameters."""
+        """The numbers of the parameters, by the id of each optimizer's state."""
         self._of_groups: dict[int, dict[int, int]] = {}
         self._all: dict[int, int] | None = None
         """The numbers of the parameters of all optimizers, once a mapping beside an optimizer needs them."""
 
     def number_parameters(self, pairs: Pairs) -> None:
-        """Note the numbers that an optimizer gives its parameters, if these pairs are one."""
+        """Record the numbers of an optimizer's parameters, if these pairs are an optimizer's."""
         groups = nodes.lookup(pairs, "param_groups")
         if not isinstance(groups, list):
             return
@@ -52,14 +52,14 @@ class KeyNames:
             return [text for text in texts if text is not None]
         taken = set(texts)
         free = (text for text in map(str, count()) if text not in taken)
-        # What wraps an optimizer keeps a state of its own by parameter, without groups of its own.
+        # A wrapper of an optimizer has a state by parameter, too, but no groups.
         wrapped = self._wrapped(keys, texts) if not own else {}
         return [
             wrapped.get(id(key)) or next(free) if text is None else text for key, text in zip(keys, texts, strict=True)
         ]
 
     def _wrapped(self, keys: Sequence[Inert], texts: Sequence[str | None]) -> Mapping[int, str]:
-        """Return the numbers of keys that all are parameters of optimizers elsewhere, if these tell them apart."""
+        """Return the numbers of keys that are parameters of other optimizers; empty unless all get distinct ones."""
         if self._all is None:
             self._all = _numbers_everywhere(self._root)
         everywhere = self._all
@@ -69,7 +69,7 @@ class KeyNames:
         return found if is_clear else {}
 
     def _text(self, key: Inert, depth: int = 0) -> str | None:
-        """Return the value of a key as text, or None where it has none that is plain and short."""
+        """Return the value of a key as text, or None if it is not plain and short."""
         if isinstance(key, str) and not depth:
             return key
         if not nodes.is_container(key):
@@ -94,7 +94,7 @@ class KeyNames:
         return self._call_text(key, depth)
 
     def _call_text(self, key: Call, depth: int) -> str | None:
-        """Return the value of what is made from plain values alone."""
+        """Return the text of an object that is made from plain values only, else None."""
         if not (key.state is key.items is key.pairs is key.kwargs is None):
             return None
         args, name = key.args, nodes.class_name(key)
@@ -127,7 +127,7 @@ def _plain_text(value: Inert) -> str | None:
 
 
 def groups_of(groups: Inert) -> list[tuple[Pairs, list[Inert]]]:
-    """Return what each group of an optimizer holds, and its parameters; nothing of what is no list of groups."""
+    """Return the pairs of each optimizer group, and its parameters; empty if the node is not a list of groups."""
     found = [nodes.mapping_pairs(one) or [] for one in groups] if isinstance(groups, list) else []
     listed = [nodes.lookup(pairs, "params") for pairs in found]
     return [(pairs, one if isinstance(one, list) else []) for pairs, one in zip(found, listed, strict=True)]
@@ -137,7 +137,7 @@ def parameter_numbers(groups: Inert) -> dict[int, int]:
     """
     Return the number of each parameter of an optimizer's groups in its state_dict(), by the identity of its node.
 
-    It is the place among those of all groups; one that stands twice in a group has the later place.
+    It is the position among the parameters of all groups; one that is twice in a group has the later position.
     See torch/optim/optimizer.py, Optimizer.state_dict.
     """
     found: dict[int, int] = {}
@@ -154,7 +154,7 @@ def parameter_numbers(groups: Inert) -> dict[int, int]:
 
 
 def _numbers_everywhere(root: Inert) -> dict[int, int]:
-    """Return the numbers of the parameters of all optimizers in a tree; none for one that has several."""
+    """Return the numbers of the parameters of all optimizers in a tree, except those with different numbers."""
     found: dict[int, int] = {}
     several: set[int] = set()
     seen = {id(root)}

@@ -1,13 +1,13 @@
 """
-Pickled ``nn.Module`` graph → the names that its ``state_dict()`` would have had, without the classes.
+Pickled ``nn.Module`` graph to the entries of its ``state_dict()``, without its classes.
 
 The rule is Module.state_dict's own: parameters, then persistent buffers, then children, each in the order of its
-dict; entries that are None are skipped; what is reached by several names has every one of them. Plain attributes and
-non-persistent buffers are not in a state_dict, and not here.
+dict; entries that are None are skipped; a tensor that is reached by several names has all of them. Plain attributes
+and non-persistent buffers are not in a state_dict, and not here.
 
-What modules add in code is in no file, but what torch's own quantised modules add follows from what they pickle. Of
-all others the walk names the modules that are known to save something else (``unlisted``),
-those with state-dict hooks, and the classes that may override anything.
+What modules add in code is not in the file, but for torch's own quantised modules it follows from what they pickle.
+For the others, the walk reports modules that are known to save something else (``unlisted``), those with state-dict
+hooks, and the classes that may override anything.
 
 See torch/nn/modules/module.py, Module.state_dict and Module._save_to_state_dict.
 """
@@ -30,23 +30,23 @@ from ckptool.tensors.tensor import Kind
 
 _MOST_MODULES = 200_000
 _NAMES_NBYTES = 1 << 26
-"""What a walk may cost: modules visited, one under two names twice, and the length of all names together."""
+"""Limits of a walk: modules visited, where one with two names counts twice, and the total length of names."""
 
 BOUND_TO = "__self__"
-"""What Python calls the object of a bound method."""
+"""Python's attribute for the object of a bound method."""
 
 _OWN_SAVERS = ("bitsandbytes.", "hqq.", "optimum.quanto.", "quanto.", "torch.jit.", "transformer_engine.")
-"""Packages whose classes are known to save something else than their parameters and buffers."""
+"""Packages whose classes are known to save more or other things than their parameters and buffers."""
 
 _PLAIN_SAVERS = ("torch.nn.", "torch.fx.", "torch._dynamo.", "torch.optim.swa_utils.", "torch.ao.nn.")
-"""Packages whose classes save their parameters and buffers, or what is known."""
+"""Packages whose classes save their parameters and buffers, or other entries that are known."""
 
 _HARMLESS_HOOKS = {"torch.nn.utils.spectral_norm.SpectralNormStateDictHook"}
-"""Hooks that touch the metadata only."""
+"""Hooks that change only the metadata."""
 _OF_VERSION_2: Final = re.compile(r"(Lazy)?(Batch|Instance)Norm[123]d|SyncBatchNorm")
-"""Classes of torch that write ``num_batches_tracked``, or know that they do not."""
+"""torch's classes of version 2, in which ``num_batches_tracked`` was added."""
 ModuleFacts: TypeAlias = "dict[str, str | int | float | bool | ModuleFacts | None]"
-"""What one module wrote: its version, mostly."""
+"""The metadata of one module, mostly its version."""
 _MOST_FACTS: Final = 16
 _LONGEST_FACT: Final = 256
 
@@ -57,12 +57,12 @@ class ModuleEntry(NamedTuple):
     name: str
     node: Inert
     kind: Kind | None
-    """None for what the module adds in code, which need not be a tensor."""
+    """None for an entry that the module adds in code, which may not be a tensor."""
 
 
 @dataclass(eq=False, slots=True)
 class StateDictWalk:
-    """What a module's state_dict() would hold, and what cannot be known about it."""
+    """The entries of a module's state_dict(), and what cannot be known about it."""
 
     entries: list[ModuleEntry] = field(default_factory=list)
     transient: list[ModuleEntry] = field(default_factory=list)
@@ -70,11 +70,11 @@ class StateDictWalk:
     modules: list[tuple[str, str]] = field(default_factory=list)
     """Each module's path, and its class."""
     versions: dict[str, int] = field(default_factory=dict)
-    """The version of each module that keeps one itself, by its path: it goes before that of the class."""
+    """The version of each module that has one as its own attribute, by path; it overrides the class's version."""
     hooks: list[tuple[str, str, str]] = field(default_factory=list)
     """State-dict hooks: the path and class of the module that has one, and the hook's name."""
     unlisted: list[tuple[str, str]] = field(default_factory=list)
-    """Modules that save something which is not among the entries: the path and class of each."""
+    """Modules that save something that is not among the entries: the path and class of each."""
     foreign_classes: list[str] = field(default_factory=list)
     """Classes outside torch.nn, which may override anything."""
 
@@ -90,10 +90,10 @@ class Body(NamedTuple):
 
 
 class ModuleGraph:
-    """How whole models are pickled: those of nn.Module; ``formats.torchscript`` has another for TorchScript."""
+    """How to walk a whole model that is a pickled nn.Module; ``formats.torchscript`` has a subclass for TorchScript."""
 
     def is_module(self, node: Inert) -> bool:
-        """Say whether a node is a pickled module, or a saved bound method or compiled wrapper of one."""
+        """Return whether a node is a pickled module, a bound method of one, or a compiled wrapper of one."""
         return isinstance(node, Call) and body_of(unbound(node)) is not None
 
     def class_name(self, node: Inert) -> str:
@@ -101,14 +101,14 @@ class ModuleGraph:
         return nodes.class_name(unbound(node))
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
-        """Return what the model's state_dict() would hold."""
+        """Return the entries of the model's state_dict()."""
         return walk_state_dict(node, limits)
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
         """
-        Return what any node inside a model holds, by the names that the model's own code would use.
+        Return the children of any node inside a model, by the names that the model's own code would use.
 
-        For bound methods and compiled modules, that is the module that they hold.
+        For bound methods and compiled modules, that is the module inside.
         """
         owner = unbound(node)
         if owner is not node:
@@ -118,14 +118,14 @@ class ModuleGraph:
 
 
 def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
-    """Return the names, in order, that the ``state_dict()`` of a pickled module would have."""
+    """Return the entries, in order, that the ``state_dict()`` of a pickled module would have."""
     walk = StateDictWalk()
     seen_classes: set[str] = set()
     inside: set[int] = set()
-    # Entries are visited in order; a second visit, marked by the empty tuple, leaves the module again.
+    # Modules are visited in order; a second visit, marked by True, leaves the module again.
     todo: list[tuple[Inert, str, bool]] = [(unbound(node), "", False)]
     visits = names_nbytes = 0
-    bodies: dict[int, Body | None] = {}  # a state that modules share is searched once
+    bodies: dict[int, Body | None] = {}  # by state, as many modules may share one
     while todo:
         check_cancelled(limits.cancellation)
         current, prefix, leaving = todo.pop()
@@ -176,7 +176,7 @@ def _named(pairs: Pairs, prefix: str, kind: Kind) -> list[ModuleEntry]:
 
 
 def _is_quantized(class_name: str) -> bool:
-    """Say whether a class is one of torch's quantised modules."""
+    """Return whether a class is one of torch's quantised modules."""
     return class_name.startswith("torch.") and ".quantized." in class_name
 
 
@@ -193,7 +193,7 @@ def _note_doubts(walk: StateDictWalk, body: Body, prefix: str, seen: set[str]) -
 
 
 def unbound(node: Inert) -> Inert:
-    """Return the object of a bound method: ``getattr(model, "state_dict")`` is how pickle writes one."""
+    """Return the object of a bound method, which pickle writes as ``getattr(model, "state_dict")``; else the node."""
     if (
         isinstance(node, Call)
         and isinstance(node.func, Global)
@@ -216,7 +216,7 @@ def body_of(node: Inert) -> Body | None:
     if attributes is None:
         return None
     if isinstance(node.state, tuple) and _is_quantized(name) and _fields(name) is _CONV:
-        return Body(name, [], [], [], frozenset(), [])  # a tuple, which has none of what others are known by
+        return Body(name, [], [], [], frozenset(), [])  # its state is a tuple, without the dicts of modules
     parameters = nodes.mapping_pairs(nodes.lookup(attributes, "_parameters"))
     buffers = nodes.mapping_pairs(nodes.lookup(attributes, "_buffers"))
     children = nodes.mapping_pairs(nodes.lookup(attributes, "_modules"))
@@ -243,7 +243,7 @@ def attributes_of(node: Call) -> Pairs | None:
 
 
 def _compiled_original(node: Call) -> Inert | None:
-    """Return the module that ``torch.compile`` wrapped: pickled as the wrapper's first argument, without a state."""
+    """Return the module that ``torch.compile`` wrapped, the wrapper's first argument; None for other nodes."""
     func = nodes.global_of(node.func)
     if func is not None and func.name == "OptimizedModule" and isinstance(node.args, tuple) and node.args:
         return node.args[0]
@@ -251,7 +251,7 @@ def _compiled_original(node: Call) -> Inert | None:
 
 
 def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
-    """Return the model inside a training wrapper of one of ``classes``, or None if ``node`` is no such wrapper."""
+    """Return the model inside a training wrapper of one of ``classes``, or None if the node is not such a wrapper."""
     if not isinstance(node, Call):
         return None
     name = nodes.class_name(node)
@@ -260,7 +260,7 @@ def unwrapped(node: Inert, classes: frozenset[str]) -> Inert | None:
 
 
 def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str]:
-    """Return the name that each entry has once wrappers of ``classes`` give way to the model inside them."""
+    """Return the name of each entry after wrappers of ``classes`` are removed; empty if there are none."""
     gone = {f"{path}.{COMPONENTS[cls]}" if path else COMPONENTS[cls] for path, cls in walk.modules if cls in classes}
     found: dict[str, str] = {}
     for name in (entry.name for entry in walk.entries if gone):
@@ -271,7 +271,7 @@ def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str
 
 
 def is_version_known(class_name: str) -> bool:
-    """Say whether ``version_of`` knows the version of a class, and does not assume it."""
+    """Return whether ``version_of`` knows the version of a class, rather than assuming it."""
     return class_name.startswith("torch.")
 
 
@@ -279,7 +279,7 @@ def version_of(class_name: str) -> int:
     """
     Return the ``_version`` that a module of this class writes into ``state_dict()._metadata``.
 
-    It is an attribute of the class, so not in any file: torch's own are known, every other is assumed to be 1.
+    It is an attribute of the class, so not in the file: torch's own are known, every other is assumed to be 1.
     """
     name, is_dynamic = class_name.rpartition(".")[2], ".dynamic." in class_name
     if not is_version_known(class_name):
@@ -293,13 +293,13 @@ def version_of(class_name: str) -> int:
 
 
 def facts_by_module(entries: nodes.Pairs) -> dict[str, ModuleFacts]:
-    """Return the facts of each module by its path, from the entries of a mapping in a pickle or in JSON."""
+    """Return the metadata of each module by its path, from the entries of a mapping in a pickle or in JSON."""
     found = {path: _facts(entry) for path, entry in entries if isinstance(path, str)}
     return {path: facts for path, facts in found.items() if facts}
 
 
 def _facts(entry: Inert) -> ModuleFacts:
-    """Return the facts of one module; torch's own are nested two deep at most."""
+    """Return the metadata of one module; torch's own is nested two deep at most."""
     facts: ModuleFacts = {}
     for name, value in _pairs(entry):
         inside = _pairs(value)
@@ -311,7 +311,7 @@ def _facts(entry: Inert) -> ModuleFacts:
 
 
 def _pairs(value: Inert) -> list[tuple[str, Inert]]:
-    """Return the named items of a mapping, a pickle's or JSON's; nothing if it is too long to be a module's."""
+    """Return the named items of a mapping, a pickle's or JSON's; empty if it is too long to be a module's."""
     pairs = list(value.items()) if isinstance(value, dict) else nodes.mapping_pairs(value) or []
     return [(key, item) for key, item in pairs if isinstance(key, str)] if len(pairs) <= _MOST_FACTS else []
 
@@ -322,23 +322,23 @@ def _is_fact(value: Inert) -> bool:
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
-# What torch's quantised modules add to their state_dict() in code.
+# Entries that torch's quantised modules add to their state_dict() in code.
 #
-# They keep their weights packed, in objects of C++ that pickle as what was packed, and numbers as plain attributes.
-# ``_save_to_state_dict`` unpacks the one and makes tensors of the other; so does this, with nodes instead of values.
+# They keep weights packed in C++ objects, whose pickles have the unpacked tensors, and numbers as plain attributes.
+# ``_save_to_state_dict`` unpacks the weights and makes tensors of the numbers; the functions here do so with nodes.
 #
 # See torch/ao/nn/quantized: modules/linear.py, conv.py, embedding_ops.py, functional_modules.py,
 # dynamic/modules/rnn.py, reference/modules/utils.py. Before PyTorch 1.13 the package was torch/nn/quantized.
 
 _ABSENT: Final = Global("", "")
-"""What is not as its class pickles it today."""
+"""A value that is not as its class pickles it today."""
 
 
 def _added_entries(class_name: str, module: Call) -> Pairs | None:
     """
     Return the entries that a quantised module adds to its ``state_dict()`` in code, in order.
 
-    None if they are not known: it pickled something else than its class does today.
+    None if they are not known, because it is pickled in another form than its class uses today.
     """
     fields = _fields(class_name)
     held = nodes.attribute_pairs(module) or []
@@ -350,12 +350,12 @@ def _added_entries(class_name: str, module: Call) -> Pairs | None:
 
 
 def _fields(class_name: str) -> _Fields:
-    """Return how a class saves itself; nothing if it does as every module."""
+    """Return the fields that a class adds in code; empty if it saves as every module."""
     return next((fields for pattern, fields in _CLASSES if re.search(pattern, class_name)), ())
 
 
 def _number_of(kind: type) -> _Reader:
-    """Return what makes a tensor, as code does, of one of the numbers that say how a layer's output is quantised."""
+    """Return a reader that makes a ``torch.tensor`` call of a number, which tells how a layer's output is quantised."""
     return lambda node: Call(Global("torch", "tensor"), (node,)) if type(node) is kind else _ABSENT
 
 
@@ -364,7 +364,7 @@ def _global(node: Inert) -> Inert:
 
 
 def _object(node: Inert) -> Inert:
-    """Return an object of C++, for which its state is ``(what was packed, its class)``."""
+    """Return the node of a C++ object, whose state is ``(contents, class)``."""
     return node if _unpacked(node) is not None else _ABSENT
 
 
@@ -394,7 +394,7 @@ _CONV: Final[_Fields] = (
     ("scale", "12", _number_of(float)),
     ("zero_point", "13", _number_of(int)),
 )
-"""What a layer of convolutions has where in its state."""
+"""The entries of a convolution, and their places in its state."""
 _OUTPUT: Final[_Fields] = (("scale", "scale", _number_of(float)), ("zero_point", "zero_point", _number_of(int)))
 _DTYPE: Final = ("dtype", "dtype", _global)
 _CLASSES: Final[tuple[tuple[str, _Fields], ...]] = (
@@ -411,4 +411,4 @@ _CLASSES: Final[tuple[tuple[str, _Fields], ...]] = (
     (r"\.Conv\w*$", _CONV),
     (r"\.(Linear\w*|QFunctional)$", _OUTPUT),
 )
-"""How classes save themselves, the first that fits: what they add under which name, from where, and made how."""
+"""Fields by pattern of the class, of which the first match counts: entry, attribute, and reader."""

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: frameworks leave their version, or the names of their classes."""
+"""The framework that wrote a checkpoint, from its version in the file, or from the names of classes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _VERSIONS: Final = (
     (("speechbrain_version",), "speechbrain"),
     (("checkpoint_version",), "megatron"),
 )
-"""Where frameworks leave their version in what they save."""
+"""The keys of frameworks' versions in what they save."""
 _BEGINNINGS: Final = frozenset(keys[0] for keys, _ in _VERSIONS)
 _LONGEST: Final = 64
 _MOST: Final = 1e9
-"""As a version. Python refuses to print integers of some thousand digits."""
+"""Numbers above this are not versions; Python refuses to print integers with thousands of digits."""
 _NO_FRAMEWORKS: Final = frozenset({"", "torch", "__main__", "__torch__", "collections", "builtins"})
 
 
 class Writer(NamedTuple):
-    """A framework, and its version where the file has it."""
+    """A framework, and its version if the file has it."""
 
     name: str
     version: str | None
 
 
 def lightning_attribute(checkpoint: Checkpoint) -> str:
-    """Return the attribute of Lightning's module that all weights are inside, with a module between; or nothing."""
+    """Return the attribute of Lightning's module that contains all weights, in modules of its own; or empty text."""
     weights, writer = checkpoint.weights or (), writer_of(checkpoint)
     if writer is None or writer.name != _VERSIONS[0][1] or all(name.count(".") == 1 for name in weights):
         return ""
@@ -43,7 +43,7 @@ def lightning_attribute(checkpoint: Checkpoint) -> str:
 
 
 def writer_of(checkpoint: Checkpoint) -> Writer | None:
-    """Return the framework that wrote a checkpoint; None where nothing says so."""
+    """Return the framework that wrote a checkpoint; None if the file does not show it."""
     pairs = nodes.mapping_pairs(checkpoint.root) or []
     there = {key for key, _ in pairs if type(key) is str and key in _BEGINNINGS}
     for keys, name in _VERSIONS if there else ():

@@ -1,10 +1,12 @@
 """
-Quantised weights: which tensors are codes, and which their scales, code books and whatever else they need.
+Find quantised weights: which tensors are codes, and which are their scales, code books and other companions.
 
-Types, shapes, values and places say it. Codes are floats of 8 bits, torch's quantised types, and matrices of integers
-that are no masks, positions or tables of indices. What scales them is below the name of the weight, in its module, in
-another dict under its name, directly in a module around it, or in a file beside. Where a net may have such tensors
-without being quantised, the names of the others decide. By whom it was done is told by ``quantized_layouts``.
+1. Dtypes, shapes, values and places decide. Codes are 8-bit floats, torch's quantised dtypes, and matrices of integers
+   that are not masks, positions or tables of indices.
+2. Scales are below the name of the weight, in its module, in another dict under its name, directly in a module around
+   it, or in a file beside.
+3. If a model may have such tensors without being quantised, the names of the others decide.
+4. ``quantized_layouts`` recognises the layouts of known libraries.
 """
 
 from __future__ import annotations
@@ -45,57 +47,57 @@ from ckptool.tensors.tensor import TensorInfo
 
 CASTABLE: Final = FLOATS | FP8
 _LONGEST: Final = 256
-"""Tensors directly in a layer, and characters of a name that is taken apart: what has more is no layer, and no name."""
+"""Limit of tensors directly in a layer, and of characters in a name that is split."""
 _MOST: Final = 32
-"""Weights of a name that a scale elsewhere has, kinds whose values are looked at, and characters of a number."""
+"""Limit of weights for the name of a scale elsewhere, of kinds whose values are read, and of characters of a number."""
 _MOST_DICTS: Final = 1 << 16
 _MOST_PAIRS: Final = 1 << 20
 _LONGEST_PATH: Final = 1 << 10
 _NUMBER: Final = TensorInfo(BY_NAME["float64"], (), (), 0, None, "cpu")
 _DEPTH: Final = 3
-"""Of lists of numbers, and of what names in another dict have in front."""
+"""Limit of nested lists of numbers, and of components before a name in another dict."""
 _HEAD_NBYTES: Final = 1 << 12
 _BULK: Final = 4
-"""Times as many places in a code book as there are other values."""
+"""A model with a code book has at least this many times more codes than other values."""
 _FEW: Final = 32
-"""Values of 8 bits that a kernel, a table of kinds or a matrix of similarities may have."""
+"""Distinct 8-bit values that a kernel, a table of kinds or a matrix of similarities may have."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
 _SCALE: Final = re.compile(r"scal(?!ar|ed)|amax|absmax|quant|zero|SCB")
 _BOOK: Final = re.compile(
     r"code_?book|code_?word|centroid|cent(er|re)s|palette|lut|lookup|levels|(?<!shift_)(?<!bias_)table"
 )
-"""In names of scales, and of code books."""
+"""Matches in names of scales, and of code books."""
 _TRAINING: Final = re.compile(
     r"(?<!scale_)bias\Z|(logit|layer|res|loss|grad|lr|image|conf|arg)_?scale|scale_(shift_table|lr|grad|loss)|scaler"
     r"|norm[^.]*\.scale\Z"
 )
-"""The same in names of what a net, or its training, has itself."""
+"""Matches in names like those, but of a model or its training."""
 _OF_NET: Final = re.compile(
     r"bias(\Z|_[ih]h)|norm|gamma|beta|token|embed|pos|_g\Z|original|\AD\Z|dt_|temperature|mean|std|var\Z"
 )
-"""In names of floats of a net, which are no scales though they are in the module of a weight."""
+"""Matches in names of a model's own floats, which are not scales even if they are in the module of a weight."""
 _INDEX: Final = re.compile(
     r"(^|_)(i[dx]s?|idxs?|index|indices|masks?|positions?|perm|offsets?|labels?|counts?|types?|tokens?|targets?|images?"
     r"|pixels?|observations?|obs|faces|edges?)\Z|rng|random|seed|state",
     re.IGNORECASE,
 )
-"""Names of integers that are no codes, unless there is a code book."""
+"""Matches names of integers that are not codes, unless there is a code book."""
 _TOP_BITS: Final = {1: 7, 2: 8, 4: 16, 8: 48}
-"""Bits of the numbers in tables, by the bytes that they have."""
+"""Bits of the largest numbers in tables of indices, by the bytes of their dtype."""
 _LARGE: Final = {"float8_e4m3fn": 0x50, "float8_e5m2": 0x48, "float8_e4m3fnuz": 0x58, "float8_e5m2fnuz": 0x4C}
-"""The bits of 8, without its sign. A matrix of weights has few values as large; one that was scaled has most."""
+"""The encoding of 8.0. A matrix of unscaled weights has few values as large; in a scaled one, most are larger."""
 _LOOSE: Final = "integers without scales"
 _NAMED: Final = "with scales under other names"
-"""In names of schemes: no loader knows them."""
+"""Names of schemes that no loader knows."""
 BY_TORCHAO: Final = "tensor_names"
-"""The text of a safetensors file in which torchao lists its tensors. Beside it, each has a text under its name."""
+"""The key in safetensors' metadata under which torchao lists its tensors; each tensor also has a text of its name."""
 _KEEP: Final = (
     "Keep values and scales together, as they are (`keep_dtype=`), or make them dense (`dequantize=True`); "
     "if this is meant, say so with `break_quantized=True`."
 )
 _Names: TypeAlias = Mapping[str, str]
 _Near: TypeAlias = Mapping[str, list[str]]
-"""For the name of a weight, those of what may belong to it, in the order of the file."""
+"""The names of tensors that may belong to each weight, in file order."""
 
 
 def keep(part: PartOf | None) -> str:
@@ -107,11 +109,11 @@ class Scheme(NamedTuple):
     """The weights of a checkpoint that are quantised in one way."""
 
     name: str
-    """With what shares a scale: ``FP8 (e4m3) in blocks of 128×128``."""
+    """The layout, and which elements share a scale: ``FP8 (e4m3) in blocks of 128×128``."""
     weights: tuple[str, ...]
-    """The names of what holds the values."""
+    """The names of the tensors with the values."""
     unscaled: tuple[str, ...]
-    """Those of them that have no scale."""
+    """The weights without a scale."""
 
     def __str__(self) -> str:
         every, scaled = len(self.weights), len(self.weights) - len(self.unscaled)
@@ -126,13 +128,13 @@ class Quantization(NamedTuple):
     schemes: tuple[Scheme, ...]
     settings: Settings | None
     belongs: _Near
-    """For what holds the values of a weight, its scales and whatever else they mean nothing without."""
+    """For each weight, its scales and everything else that it needs."""
     bound: tuple[tuple[Weight, tuple[str, ...]], ...]
-    """The weights, with those of the same that are theirs by place or name: such go where the weight goes."""
+    """The weights, each with companions that are its own by place or name, and must move with it."""
     types: _Names
-    """The types of all of these."""
+    """The dtypes of all of these, by name."""
     loose: tuple[str, ...]
-    """Values that are integers, and whose scales are not in the file, as far as is known."""
+    """Weights of integers whose scales are probably not in the file."""
 
     def __str__(self) -> str:
         said = "; ".join(map(str, self.schemes))
@@ -145,18 +147,18 @@ class Quantization(NamedTuple):
 
     @property
     def numbers(self) -> set[str]:
-        """The paths of scales that are no tensors."""
+        """The paths of scales that are not tensors but plain numbers."""
         return {one for others in self.belongs.values() for one in others} - self.types.keys()
 
     def within(self, entries: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield all of it that is in some entries, or in what they hold: its path, and that of the entry."""
+        """Yield the path of each weight and companion that is one of ``entries`` or below one, with that entry."""
         return within({*self.types, *self.numbers}, entries)
 
     def damage(self, left: _Names, *, is_cast: bool) -> str | None:
         """
-        Return what is wrong with a result, of which ``left`` has the tensors by name, and their types.
+        Return what is wrong with a result; ``left`` has the dtypes of its tensors, by old name. None if nothing is.
 
-        ``is_cast`` says that there is a cast, whatever it changes: it cannot make weights of integers.
+        ``is_cast`` says that there is a cast, of any tensors: a cast cannot turn integers into weights.
         """
         cast = [name for name, dtype in self.types.items() if left.get(name, dtype) != dtype]
         if cast:
@@ -173,9 +175,9 @@ class Quantization(NamedTuple):
 
     def apart(self, new: _Names) -> str | None:
         """
-        Return what is wrong with new names, by the old ones, of what is left.
+        Return what is wrong with new names; ``new`` has them by the old names of remaining tensors. None if nothing is.
 
-        Each weight has to keep its end, and what goes with it the place that it had beside, below or around it.
+        Each weight must keep the end of its name, and its companions their places relative to it.
         """
         left = ((one, others) for one, others in self.bound if one.name in new)
         apart = ((one, [other for other in of if not _goes_along(one, other, new)]) for one, of in left)
@@ -185,7 +187,7 @@ class Quantization(NamedTuple):
         return f"new names part {what}: {some(said)}" if said else None
 
     def cut_apart(self, wholes: Mapping[str, tuple[int, ...]], parts: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return what is wrong with shapes of ``parts``: a weight was cut and what scales it was not, or otherwise."""
+        """Return how shapes of ``parts``, by name, cut a weight but not its scales, or vice versa; None if none do."""
         for one, others in self.bound:
             for other in (other for other in others if one.name in parts and other in parts):
                 (size, scale), (cut, share) = ((of[one.name], of[other]) for of in (wholes, parts))
@@ -197,7 +199,7 @@ class Quantization(NamedTuple):
 
 
 def _goes_along(weight: Weight, other: str, new: _Names) -> bool:
-    """Say whether a weight and one of its scales, if that is left, keep their places to each other under new names."""
+    """Return whether a weight and one of its scales, if still there, keep their relative places under new names."""
     if other not in new:
         return True
     head = os.path.commonprefix((weight.stem.removesuffix("weight"), other))  # noqa: RUF071 - up_proj, up_proj_scale
@@ -213,7 +215,7 @@ def _both(name: str, new: _Names) -> str:
 
 
 def within(names: Iterable[str], entries: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of all that is in some entries, or in what they hold, each with that of the entry."""
+    """Yield each of ``names`` that is one of ``entries`` or below one, with that entry."""
     for name in names:
         ends = (*(at for at, one in enumerate(name) if one == "."), len(name))
         entry = next((name[:end] for end in ends if name[:end] in entries), None)
@@ -222,7 +224,7 @@ def within(names: Iterable[str], entries: Collection[str]) -> Iterator[tuple[str
 
 
 def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
-    """Return the numbers, and lists of them, among what is no tensor, as tensors without bytes: some may be scales."""
+    """Return numbers, and lists of them, in values that are not tensors, as tensors without bytes: possible scales."""
     found: dict[str, TensorInfo] = {}
     seen: set[int] = set()
     todo = list(extras)
@@ -266,14 +268,13 @@ def find(
     is_part: bool,
 ) -> Quantization | None:
     """
-    Return what is quantised among tensors.
+    Return the quantised weights among tensors, or None.
 
-    ``numbers`` are those that are no tensors, and may be scales. ``homes`` are the keys of the state dicts of the
-    tensors, ``classes`` those of the modules of a whole model. ``settings`` are asked for where some tensors have the
-    types of quantised values, and what files ``beside`` have, by their names, where such have no scale. If
-    ``is_part``, other files may have what is not here. Integers of no known layout are data where they are not the
-    weights' ``own``. Of no tensor but those that are ``readable`` is a value read: others that only values tell are
-    taken for none.
+    ``numbers`` are from ``numbers_in``. ``homes`` has the key of each tensor's state dict, ``classes`` the class of its
+    module in a whole model. ``settings`` is only called if some dtypes are of quantised values, ``beside``, for the
+    tensors of files beside this one, only if such a tensor has no scale. ``is_part`` says that other files may have
+    scales. Integers of no known layout count only if they are the weights' ``own``. Values are read only of
+    ``readable`` tensors; others that only values could prove do not count.
     """
     small = {name: info for name, info in tensors.items() if info.dtype.name in TYPES and info.shape and info.numel > 1}
     values = [name for name in small if not _INDEX.search(name.rpartition(".")[2])]
@@ -311,7 +312,7 @@ def find(
         home = homes.get(one.name)
         if one.rule == _NAMED:
             belongs[one.name] += left
-        elif one.rule == _LOOSE and not belongs[one.name]:  # what is in other dicts may scale it
+        elif one.rule == _LOOSE and not belongs[one.name]:  # floats in other dicts may be its scales
             if home not in by_home:
                 floats = (name for name, info in tensors.items() if info.dtype.name in FLOATS)
                 by_home[home] = [name for name in floats if homes.get(name) != home and not _OF_NET.search(name)]
@@ -327,7 +328,7 @@ def find(
 
 
 def _is_scale(name: str, info: TensorInfo) -> bool:
-    """Say whether a float is a scale, by its name alone."""
+    """Return whether a tensor is a scale, by its dtype and name."""
     is_float = info.dtype.name in FLOATS | POWERS
     return is_float and _SCALE.search(name) is not None and not _TRAINING.search(name)
 
@@ -337,7 +338,7 @@ def _is_said(text: str) -> bool:
 
 
 def _alike(rest: Tensors, weights: Mapping[str, Weight], settings: Settings | None) -> Iterator[Weight]:
-    """Yield weights that are like those that have a scale, and those of 8 bits, if settings say that there are some."""
+    """Yield weights named like those that have a scale, and 8-bit floats if settings or others show that they exist."""
     ends = {name.rpartition(".")[2]: one.rule for name, one in weights.items()}
     types = {(rule.name, dtype) for rule in RULES for dtype in rule.types}
     for name, dtype in ((name, info.dtype.name) for name, info in rest.items() if name not in weights):
@@ -353,9 +354,9 @@ def _own(tensors: Tensors, weights: Mapping[str, Weight]) -> dict[str, list[str]
     """
     Return what belongs to each weight, by its place.
 
-    That is all below its name, and all directly in its module that is no parameter of a net, if that is a layer and no
-    more; deeper in it only what is called a scale. Where a module has several weights, a name goes to those that begin
-    most like it.
+    That is everything below its name, and everything directly in its module except a model's own parameters, if the
+    module is a single layer; deeper in the module only what is named like a scale. If a module has several weights, a
+    name belongs to those with the longest common prefix.
     """
     there: dict[str, list[Weight]] = {}
     for one in weights.values():
@@ -378,7 +379,7 @@ def _own(tensors: Tensors, weights: Mapping[str, Weight]) -> dict[str, list[str]
 
 
 def _is_parameter(name: str, info: TensorInfo, weight: TensorInfo) -> bool:
-    """Say whether what is in the module of a weight is one of the net's own, which scales nothing, as it seems."""
+    """Return whether a tensor in the module of a weight is probably the model's own parameter, and not a scale."""
     if info.dtype.name not in FLOATS or _is_said(name):
         return _TRAINING.search(name) is not None
     fits = weight.dtype.name not in FP8 or (info.numel < weight.numel and grain(weight.shape, info.shape))
@@ -387,11 +388,12 @@ def _is_parameter(name: str, info: TensorInfo, weight: TensorInfo) -> bool:
 
 def _elsewhere(tensors: Tensors, rest: Tensors, homes: _Names) -> dict[str, list[str]]:
     """
-    Return what may scale weights from elsewhere.
+    Return possible scales of weights in other places.
 
-    It has the name of the weight, or of its module, in another dict: one that has another key, or the name of scales,
-    where keys are parts of the names of all tensors. Or it is directly in a module around the weight; a number, or what
-    is around floats of 8 bits, has to have the name of a scale then.
+    1. A scale has the name of the weight, or of its module, in another dict: in another state dict, or below a
+       component that is named like a scale.
+    2. Or it is directly in a module around the weight; it must be named like a scale then if it is a plain number, or
+       the weight is of 8-bit floats.
     """
     owners: dict[str, list[tuple[str, bool]]] = {}
     around: dict[str, list[str]] = {}
@@ -425,7 +427,7 @@ def _elsewhere(tensors: Tensors, rest: Tensors, homes: _Names) -> dict[str, list
 
 
 def _tails(name: str) -> Iterator[tuple[str, bool]]:
-    """Yield what may be the name of a weight in the name of a scale, and if what is around it says that it scales."""
+    """Yield possible names of a weight in the name of a scale, and whether the rest of it is named like a scale."""
     parts = name.split(".")
     for start in range(min(len(parts), _DEPTH + 1)):
         tail, is_told = ".".join(parts[start:]), any(map(_is_said, parts[:start]))
@@ -438,13 +440,13 @@ def _tails(name: str) -> Iterator[tuple[str, bool]]:
 
 
 def _eight_bits(tensors: Tensors, rest: Tensors, near: _Near, scales: list[str], *, is_part: bool) -> Iterator[Weight]:
-    """Yield floats of 8 bits, and torch's own types, that have scales: a net of 8 bits without any is none."""
+    """Yield 8-bit floats, and torch's quantised dtypes, if there are scales: a plain model of 8-bit floats has none."""
     floats = {name: _floats(tensors, near, name) for name, info in rest.items() if info.dtype.name in FP8}
-    # In a net of 8 bits without scales, a few of the matrices may have a parameter beside them that fits.
+    # In a model of 8-bit floats without scales, a few matrices may have a parameter beside them that fits as one.
     is_usual = 2 * sum(map(bool, floats.values())) >= len(floats)
     for name, dtype in ((name, info.dtype.name) for name, info in rest.items()):
         if dtype in FP8 and len(rest[name].shape) == 1 and not any(map(_SCALE.search, floats[name])):
-            continue  # a bias, or the like
+            continue  # a bias or another vector
         if dtype in OF_TORCH and scales:
             yield Weight(name, name, _NAMED, f"torch ({dtype})")
         elif dtype in FP8 and (scales or is_part or (is_usual and floats[name])):
@@ -453,7 +455,7 @@ def _eight_bits(tensors: Tensors, rest: Tensors, near: _Near, scales: list[str],
 
 
 def _far_from_weights(tensors: Tensors) -> Iterator[Weight]:
-    """Yield matrices of floats of 8 bits most of whose values no net has: they were divided by a scale."""
+    """Yield matrices of 8-bit floats most of whose values are too large for weights: they were divided by a scale."""
     for name, info in tensors.items():
         least = _LARGE.get(info.dtype.name)
         first = [one & 127 for one in _first(name, info)] if least is not None and len(info.shape) > 1 else []
@@ -470,12 +472,13 @@ def _integers(
     tensors: Tensors, rest: Tensors, near: _Near, own: Collection[str], readable: Collection[str]
 ) -> Iterator[Weight]:
     """
-    Yield integers that are codes: those in the place of a weight that a scale fits, that has a bias or that has many
-    values, or the bulk of the weights.
+    Yield integers that are codes.
 
-    A net of floats may have integers of any kind, also beside a scale. Masks, positions and tables of indices have
-    values of their own kind: one or two, one after the other, or small ones. Such are codes only if a scale is called
-    one, or they are places in a code book.
+    1. Codes are in the place of a weight, and a scale fits, or there is a bias, or they have many distinct values; or
+       they are the majority of the weights.
+    2. A model of floats may have integers of any kind, also beside a scale. Masks, positions and tables of indices are
+       recognised by their values: one or two distinct ones, consecutive ones, or small ones. These are codes only if a
+       tensor is named like a scale, or they are indices into a code book.
     """
     ints = {name: info for name, info in rest.items() if info.dtype.name in INTEGERS and name in own}
     ints = {name: info for name, info in ints.items() if not _SCALE.search(name.rpartition(".")[2])}
@@ -514,7 +517,7 @@ def _integers(
 
 
 def _fits(info: TensorInfo, scale: TensorInfo) -> bool:
-    """Say whether a float scales a tensor, or is a code book for it, by their shapes."""
+    """Return whether a float may be a scale of a tensor, or a code book for it, by their shapes."""
     is_book = len(scale.shape) == 1 and _is_power(scale.numel)
     return 2 * scale.numel <= info.numel and (is_book or grain(info.shape, scale.shape) is not None)
 
@@ -524,18 +527,18 @@ def _is_power(size: int) -> bool:
 
 
 def _has_bias(name: str, info: TensorInfo, tensors: Tensors) -> bool:
-    """Say whether there is a bias of its size in the module of a matrix, as for a weight."""
+    """Return whether there is a bias of fitting size in the module of a matrix."""
     bias = tensors.get(f"{name.rpartition('.')[0]}.bias".lstrip("."))
     return bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
 
 
 def _is_spread(name: str, info: TensorInfo) -> bool:
-    """Say whether a matrix of integers of 8 bits has many values, as codes have."""
+    """Return whether a matrix of 8-bit integers has many distinct values, as codes have."""
     return info.dtype.itemsize == 1 and len(info.shape) > 1 and len({*_first(name, info)}) > _FEW
 
 
 def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Weight]:
-    """Yield weights whose scales seem to be in another file of the folder, one without such weights of its own."""
+    """Yield weights whose scales are probably in another file of the folder that has no such weights itself."""
     for file, tensors in beside.items():
         if any(one.dtype == lack[name].dtype for name, one in tensors.items() if name in lack):
             continue  # another model
@@ -548,19 +551,19 @@ def _scaled_beside(lack: Tensors, beside: Mapping[str, Tensors]) -> Iterator[Wei
 
 
 def _first(name: str, info: TensorInfo) -> list[int]:
-    """Return the first values of a tensor of integers; none if they cannot be read."""
+    """Return the first values of a tensor of integers; empty if they cannot be read."""
     data, size, is_signed = b"", info.dtype.itemsize, not info.dtype.name.startswith("u")
     first = next(cut_up((0,) * len(info.shape), info.shape, _HEAD_NBYTES // size))
-    with suppress(Failure):  # others say so
+    with suppress(Failure):  # reported elsewhere
         data = LazyTensor(name, part_of(info, *first)).read() if info.storage is not None else b""
     return [int.from_bytes(data[at : at + size], "little", signed=is_signed) for at in range(0, len(data), size)]
 
 
 def _is_table(name: str, info: TensorInfo, *, is_said: bool = False, has_bias: bool = False) -> bool:
     """
-    Say whether the first values are those of masks, positions or indices, and not of codes, which take all bits.
+    Return whether the first values are those of masks, positions or indices, rather than codes, which use all bits.
 
-    Where a scale ``is_said`` to be one, codes may be small; with a bias, they may be signs.
+    If a tensor is named like a scale (``is_said``), codes may be small; with a bias, they may be signs.
     """
     first, size = _first(name, info), info.dtype.itemsize
     least, are_few = min(first, default=-1), 0 < len({*first}) < (2 if has_bias else 3)
@@ -569,14 +572,14 @@ def _is_table(name: str, info: TensorInfo, *, is_said: bool = False, has_bias: b
 
 
 def _are_places(name: str, info: TensorInfo, book: TensorInfo) -> bool:
-    """Say whether integers, perhaps of 4 bits, are places in a code book: of numbers, or of rows for a matrix."""
+    """Return whether integers, perhaps packed 4-bit ones, are indices into a code book of numbers or rows."""
     first, size = _first(name, info) if len(book.shape) == 1 or len(info.shape) > 1 else [], max(book.shape, default=0)
     is_packed = size == 16 and info.dtype.name == "uint8" and not _is_table(name, info)
     return bool(first) and min(first) >= 0 and (max(first) < size or is_packed)
 
 
 def _of(cls: str) -> str:
-    """Return the library and the name of a class."""
+    """Return the library and the name of a class, as text."""
     return f"{cls.split('.')[cls.startswith('optimum.')]} {cls.rpartition('.')[2]}"
 
 

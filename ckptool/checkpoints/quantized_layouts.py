@@ -1,8 +1,8 @@
 """
-Layouts of quantised weights, by names: who wrote them, with how many bits, and what shares a scale.
+Layouts of quantised weights, recognised by names: the library, the number of bits, and which elements share a scale.
 
-A layout is the name and the type of what holds the values, and the name of a scale that has to be there as well, of a
-type and shape that fit: see ``RULES``. Names alone prove nothing: a net of one's own may have a ``weight_scale``.
+A layout is the name and dtype of the tensor with the values, and the name of a scale that must exist, too, with a dtype
+and shape that fit: see ``RULES``. Names alone prove nothing: any model may have a ``weight_scale``.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from ckptool.tensors.tensor import TensorInfo
 FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
 FP8: Final = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 POWERS: Final = frozenset({"float8_e8m0fnu", "uint8"})
-"""Types of scales that are powers of two."""
+"""Dtypes of scales that are powers of two."""
 OF_TORCH: Final = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 INTEGERS: Final = frozenset({"int8", "uint8", "int16", "int32", "uint16", "uint32", "int64", "uint64"})
 TYPES: Final = FP8 | OF_TORCH | INTEGERS | {"float4_e2m1fn_x2"}
-"""The types of quantised values: a file without any of them has none, unless its tensors are of classes for them."""
+"""The dtypes of quantised values: a file without them is not quantised, unless its tensors are of special classes."""
 KINDS: Final = {name: f" ({name.removeprefix('float8_').removesuffix('fn')})" for name in TYPES}
 
 Tensors: TypeAlias = Mapping[str, TensorInfo]
 
 
 class Settings(NamedTuple):
-    """What a file beside the weights says about their quantisation."""
+    """The quantisation of weights by a file beside them."""
 
     method: str
     where: str
     """The name of that file."""
     bits: int | None = None
     says: Mapping[str, object] = {}
-    """All that it says of it, as JSON."""
+    """All of its settings, as JSON."""
 
 
 class Weight(NamedTuple):
-    """What holds the values of one weight."""
+    """The tensor with the values of one quantised weight."""
 
     name: str
     stem: str
-    """What the names of its scales begin with."""
+    """The prefix of the names of its scales."""
     rule: str
     scheme: str
     is_scaled: bool = True
 
     @property
     def places(self) -> set[str]:
-        """What its scales are directly under: its name, its stem, its module."""
+        """The paths that its scales are directly below: its name, its stem, its module."""
         module = self.stem[:-1] if self.stem.endswith(".") else self.stem.rpartition(".")[0]
         return {self.name, self.stem.removesuffix("."), module}
 
 
 class _Rule(NamedTuple):
-    """One layout: a name with types, and the name of its scale, both without the stem that they begin with."""
+    """One layout. Names are without the stem that the tensors of a weight have in common."""
 
     name: str
     end: str
@@ -63,15 +63,15 @@ class _Rule(NamedTuple):
     scales: tuple[str, ...]
     read: _Read
     """
-    Returns what is to be said after the name, and the sizes of the values, unpacked, and of the scale; none, if they
-    say nothing. None where types or shapes contradict each other.
+    Returns a text for after the name, and the shapes of the unpacked values and of the scale; the shapes are empty if
+    they are not known. None if dtypes or shapes contradict each other.
     """
     values: str | None = None
-    """The end of the name of what holds the values, if it is another."""
+    """The end of the name of the tensor with the values, if it is not ``end``."""
 
 
 def by_rules(tensors: Tensors, small: Tensors, settings: Settings | None) -> Iterator[Weight]:
-    """Yield the weights among ``small`` tensors, with types of values, whose layout is known."""
+    """Yield the weights with a known layout among ``small``, the tensors with dtypes of quantised values."""
     for name, info in small.items():
         for rule in (one for one in RULES if info.dtype.name in one.types and name.endswith(one.end)):
             stem = name[: len(name) - len(rule.end)]
@@ -87,7 +87,7 @@ def by_rules(tensors: Tensors, small: Tensors, settings: Settings | None) -> Ite
 
 
 def scale_of(weight: Weight, tensors: Collection[str]) -> tuple[str, str] | None:
-    """Return the end of the name of a weight's values in its layout, and its scale; None if it has none by name."""
+    """Return the end of a weight's name in its layout, and the name of its scale; None if it has no such scale."""
     for rule in (one for one in RULES if one.name == weight.rule):
         end = rule.end if rule.values is None else rule.values
         scale = next((weight.stem + one for one in rule.scales if weight.stem + one in tensors), None)
@@ -97,14 +97,14 @@ def scale_of(weight: Weight, tensors: Collection[str]) -> tuple[str, str] | None
 
 
 _Around: TypeAlias = "tuple[Tensors, str, Settings | None]"
-"""All tensors, the stem of the names of what belongs together, and what settings say."""
+"""All tensors, the stem of a weight, and the settings."""
 _Sizes: TypeAlias = tuple[int, ...]
 _Said: TypeAlias = "tuple[str, _Sizes, _Sizes] | None"
 _Read: TypeAlias = "Callable[[TensorInfo, TensorInfo, _Around], _Said]"
 
 
 def grain(sizes: _Sizes, scales: _Sizes) -> str | None:
-    """Return what shares a scale, by shapes; None if they cannot belong together. Without scales, nothing is said."""
+    """Return which elements share a scale, as text; empty without ``sizes``; None if the shapes do not fit."""
     if not sizes:
         return ""
     if prod(scales) == 1 or scales[-2:] == (1, 1):
@@ -120,7 +120,7 @@ def grain(sizes: _Sizes, scales: _Sizes) -> str | None:
 
 
 def _block(size: int, count: int) -> int:
-    """Return how long blocks are, the last perhaps cut short: a power of two if that fits, 0 if nothing does."""
+    """Return the length of ``count`` blocks, of which the last may be shorter: a power of two if possible, or 0."""
     least = -(-size // count)
     fitting = (one for one in (1 << max(least - 1, 0).bit_length(), least or 1) if -(-size // one) == count)
     return size if count == 1 else next(fitting, 0)
@@ -132,12 +132,12 @@ def _plain(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
 
 
 def _named(*_: object) -> _Said:
-    """The names alone say it."""
+    """Accept any shapes: the names alone prove the layout."""
     return "", (), ()
 
 
 def _packed_anyhow(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
-    """Values may be packed, and scales swizzled: then shapes say nothing."""
+    """Check shapes only if values are not packed and scales are floats, which are not swizzled."""
     is_plain = scale.dtype.name in FLOATS and values.dtype.name not in ("uint8", "int32")
     return _plain(values, scale, around) if is_plain else ("", (), ())
 
@@ -148,7 +148,7 @@ def _four_bits(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
 
 
 def _gptq(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
-    """Packed along the inputs; a group of inputs has a row of scales."""
+    """Values are packed along the inputs; each group of inputs has a row of scales."""
     if len(values.shape) != 2 or len(scale.shape) != 2 or values.shape[1] != scale.shape[1] or not values.numel:
         return None
     (rows, outputs), (tensors, stem, _) = values.shape, around
@@ -159,7 +159,7 @@ def _gptq(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
 
 
 def _awq(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
-    """Packed along the outputs."""
+    """Values are packed along the outputs."""
     if len(values.shape) != 2 or len(scale.shape) != 2 or not scale.shape[1]:
         return None
     bits = 32 * values.shape[1] // scale.shape[1]
@@ -167,7 +167,7 @@ def _awq(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
 
 
 def _packed(values: TensorInfo, scale: TensorInfo, around: _Around) -> _Said:
-    """Packed along the columns; how many bits they have is in the settings, or follows from zeros, packed as well."""
+    """Values are packed along the columns; their bits are in the settings, or follow from packed zero points."""
     if not values.numel or not (scale.numel == 1 or (scale.numel > 0 and values.shape[:-1] == scale.shape[:-1])):
         return None
     rows, columns, (tensors, stem, settings) = values.shape[:-1], values.shape[-1], around
@@ -188,7 +188,7 @@ def _mxfp4(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
 
 
 def _rows(values: TensorInfo, scale: TensorInfo, _: _Around) -> _Said:
-    """Packed along the rows, each of which is a group."""
+    """Values are packed along the rows; each row is a group."""
     bits = 8 * values.shape[0] // max(scale.numel, 1)
     return (f", {bits} bits, in groups of {values.shape[-1]}", (), ()) if scale.dtype.name in FLOATS else None
 
@@ -235,9 +235,9 @@ RULES: Final = (
     _Rule("packed", "", _U8 | _F4, ("_scale_inv", "_scale", "_scales"), _packed),
     _Rule("integers", "", _ANY, ("_scale_inv", "_scale", "_scales"), _plain),
 )
-"""The layouts, those first whose names say most. FP8 and integers are those of several libraries."""
+"""The layouts, those with the most specific names first. FP8 and integers are written by several libraries."""
 ALONE: Final = (
     *("proj_scale", ".suh", ".svh", ".q_scale_max", ".wscales", ".Wscale", ".centroids.weight"),
     *{end for rule in RULES if rule.read is not _named for end in rule.scales} - {"scale", "_scale", "alpha"},
 )
-"""Ends of names of scales whose weights may be in another file: those that say what they are."""
+"""Specific ends of names of scales, by which scales are recognised whose weights are in another file."""

@@ -1,4 +1,4 @@
-"""Which of the state dicts inside a checkpoint are weights, averages, or an optimizer's, and which one is the model."""
+"""Decide which state dicts in a checkpoint are weights, averages or an optimizer's, and which one is the model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ckptool.tensors.tensor import TensorInfo
 
 Role: TypeAlias = Literal["model", "ema", "optimizer", "scheduler", "rng", "other"]
 NO_WEIGHTS: Final = frozenset[Role]({"optimizer", "scheduler", "rng"})
-"""Roles of what is never taken for weights, even if it is asked for."""
+"""Roles that never count as weights, even on request."""
 
 WEIGHT_KEYS = (
     *("state_dict", "model_state_dict", "model", "net", "network", "module", "model_state", "params", "weights"),
 )
-"""Keys under which trainers put the weights, best known first."""
+"""Keys under which trainers store the weights, best known first."""
 
 _EMA_WORDS = {"ema", "averaged", "average", "avg", "shadow", "swa", "g_running"}
 _OPTIMIZER_WORDS = {"optim", "optimizer", "optimizers", "opt"}
@@ -27,17 +27,17 @@ _OTHER_WORDS = {
     "_extra_state", "callbacks", "loops", "loss", "losses", "metrics", "normalizer", "scaler", "rng", "rng_state"
 }  # fmt: skip
 _OF_TRAINING: Final = re.compile(r".*exp_avg.*|exp_inf|momentum(_buffers?)?|grads?|gradients?|square_avg|acc_delta")
-"""What a step of training has for each parameter: its gradient, and what optimizers keep of it."""
+"""Matches names for a parameter's gradient, and for what optimizers keep of it."""
 _BESIDE_WEIGHTS: Final = {"activations", "delta", "deltas", "fisher", "masks", "scales", "update", "updates"}
-"""Words for what is measured of each parameter or layer, or is to be added to it, at the top of a file."""
+"""Keys at the top of a file for measurements of each parameter or layer, or for changes to be added."""
 _RNG_WORDS = {"rng", "rng_state", "rng_states", "random", "seed", "torch", "cuda", "cpu", "xpu", "mps", "generator"}
 _CPU_GENERATOR = (5056,)
 _GENERATORS = {_CPU_GENERATOR, (16,), (816,)}
-"""Shapes of the state of a ``torch.Generator``: on the CPU; on CUDA, and there before PyTorch 1.7."""
+"""Shapes of the state of a ``torch.Generator``: on the CPU; on CUDA; on CUDA before PyTorch 1.7."""
 _MOST_GENERATORS = 1024
 
 _RANDOM_STATE = {"key", "counter", "state", "buffer"}
-"""What the state of a generator of numpy has for arrays."""
+"""Names of arrays in the state of a numpy generator."""
 
 _COMPUTED_WITH: Final = "module"
 _DATA_WORDS = {
@@ -45,20 +45,20 @@ _DATA_WORDS = {
     "labels", "sample", "samples", "target", "targets", "test", "train", "val", "valid", "x", "y"
 }  # fmt: skip
 _PLAIN_WEIGHTS = r"(w|b|weights?|bias(es)?|kernel|gamma|beta)_?\d*"
-"""What arrays are called that are weights, where no layer has a name."""
+"""Matches names of numpy arrays that are weights, if layers have no names."""
 
 _SIDE_BY_SIDE = (
     *({"generator", "gen", "netg", "g"}, {"discriminator", "disc", "dis", "netd", "d"}),
     *({one} for one in ("actor", "critic", "encoder", "decoder", "student", "teacher")),
 )
-"""Words for one of several models that were trained together: the larger is not the one that is meant."""
+"""Words for models that were trained together, of which none is the main one."""
 
 _TRAINING_WORDS = _OPTIMIZER_WORDS | _SCHEDULER_WORDS | _OTHER_WORDS
 _SETTINGS_WORDS = {
     "args", "arguments", "cfg", "config", "configuration", "hparams", "hyper_parameters", "hyperparameters", "kwargs",
     "settings"
 }  # fmt: skip
-"""What holds the settings of a model or of its training is called so, or has it for the last word."""
+"""Names of settings of a model or its training, or the last words of such names."""
 _BESIDE_WORDS = _DATA_WORDS | {
     "acc", "accuracy", "count", "counts", "criterion", "epoch", "epochs", "error", "history", "idx", "index",
     "indices", "iter", "iteration", "iterations", "log", "logs", "lr", "max", "mean", "means", "metric", "min",
@@ -69,9 +69,9 @@ _BESIDE_WORDS = _DATA_WORDS | {
 
 
 def role_of(group: Group, contents: Contents) -> Role:
-    """Return what a group of tensors is for, going by where it stands and what it looks like."""
+    """Return the role of a group of tensors, by its key, its names and its shapes."""
     words = _words(group.key)
-    if group.key.endswith((".weight", ".bias")):  # one parameter in parts, as codes with their scale
+    if group.key.endswith((".weight", ".bias")):  # parts of one parameter, such as codes and their scale
         return "other"
     if group.kind == "optimizer" or words & _OPTIMIZER_WORDS:
         return "optimizer"
@@ -87,7 +87,7 @@ def role_of(group: Group, contents: Contents) -> Role:
         return "other"
     if group.kind in ("module", "packed"):
         return "model"
-    # A table of single numbers (scores of the best epochs, means and deviations) is nobody's weights.
+    # A mapping of single numbers (scores of the best epochs, means and deviations) is not weights.
     if group.key and all(not contents.tensors[name].shape for name in group.names):
         return "other"
     return "model"
@@ -95,9 +95,10 @@ def role_of(group: Group, contents: Contents) -> Role:
 
 def is_of_training(key: str, names: Iterable[str], class_name: str | None = None) -> bool:
     """
-    Say whether tensors under ``key`` are gradients, say, or an optimizer's: named as weights are, but no weights.
+    Return whether tensors under ``key`` are named like weights but are gradients, an optimizer's state or the like.
 
-    ``names`` are full ones. A state of an optimizer may be flat, as ``a.weight.exp_avg``; of a model, never all are so.
+    ``names`` are full names. The state of an optimizer may be flat, as ``a.weight.exp_avg``; a model has other names,
+    too.
     """
     if class_name is not None:
         return False
@@ -114,7 +115,7 @@ def is_of_training(key: str, names: Iterable[str], class_name: str | None = None
 
 
 def _is_rounded(group: Group, contents: Contents) -> bool:
-    """Say whether these are weights that DeepSpeed computed with, beside those it keeps, which have the key ``""``."""
+    """Return whether these are rounded weights that DeepSpeed computed with; the exact ones have the key ``""``."""
     if group.key.partition(".")[0] != _COMPUTED_WITH:
         return False
     kept = next((one for one in contents.groups if not one.key and one.names), None)
@@ -123,7 +124,7 @@ def _is_rounded(group: Group, contents: Contents) -> bool:
 
 
 def _is_random_state(group: Group, contents: Contents) -> bool:
-    """Say whether a group is the state of a random generator of numpy: ``{"key": …, "pos": …}`` under ``state``."""
+    """Return whether a group is the state of a numpy generator: ``{"key": …, "pos": …}`` under ``state``."""
     if group.key.rpartition(".")[2] != "state":
         return False
     names = {name.rpartition(".")[2] for name in group.names}
@@ -131,7 +132,7 @@ def _is_random_state(group: Group, contents: Contents) -> bool:
 
 
 def _is_data_set(group: Group, contents: Contents) -> bool:
-    """Say whether arrays of numpy are examples for a model, and no weights: ``{"data": …, "labels": …}``."""
+    """Return whether numpy arrays are examples for a model, not weights: ``{"data": …, "labels": …}``."""
     is_named = group.key.rpartition(".")[2] in WEIGHT_KEYS
     if is_named or not all(contents.tensors[name].is_array for name in group.names):
         return False
@@ -143,9 +144,9 @@ def _is_data_set(group: Group, contents: Contents) -> bool:
 
 
 def _is_averaged(group: Group) -> bool:
-    """Say whether a group holds averaged weights by its names, with or without those that are not averaged."""
+    """Return whether a group has averaged weights by its names, with or without those that are not averaged."""
     start = len(group.head)
-    few = [name[start:] for name in (*group.names[:1], *group.names[-1:])]  # what they count is not among the layers
+    few = [name[start:] for name in (*group.names[:1], *group.names[-1:])]  # counters are first or last
     if not (all(map(may_be_averaged_pair, few)) or COMPANIONS.intersection(few)):
         return False
     names = [name[start:] for name in group.names]
@@ -153,7 +154,7 @@ def _is_averaged(group: Group) -> bool:
 
 
 def _is_rng(group: Group, contents: Contents) -> bool:
-    """Say whether all tensors of a group are states of random number generators, by their sizes and names."""
+    """Return whether all tensors of a group are states of random number generators, by their shapes and names."""
     if len(group.names) > _MOST_GENERATORS:
         return False
     infos = [contents.tensors[name] for name in group.names]
@@ -169,10 +170,10 @@ def _words(key: str) -> set[str]:
 
 def choose_weights(candidates: Sequence[tuple[str, Role]]) -> int | None:
     """
-    Return the index of the model's weights among ``(key, role)``, or None if no one stands out.
+    Return the index of the model's weights among ``(key, role)``, or None if that is not clear.
 
-    The only one there is, else the one under the best known key; never the largest, for then what is left out may be
-    another part of the model. Averaged weights stand in where there are no others.
+    They are the only candidate, or else the one under the best known key; never the largest one, because the others may
+    be parts of the model. Averaged weights are chosen if there are no others.
     """
     for role in ("model", "ema"):
         found = [index for index, candidate in enumerate(candidates) if candidate[1] == role]
@@ -190,10 +191,10 @@ def choose_weights(candidates: Sequence[tuple[str, Role]]) -> int | None:
 
 def is_explained(path: str, names: Sequence[str] = ()) -> bool:
     """
-    Say whether what is called so beside the weights is no part of them: settings, scores, statistics, examples.
+    Return whether something beside the weights is shown by its name to be settings, scores, statistics or examples.
 
-    ``path`` is of a tensor, or of a mapping with ``names``. What has a parameter as layers do may be one that works on
-    images, say: then it is no examples.
+    ``path`` is of a tensor, or of a mapping with ``names``. A name like those of a layer's parameters (``weight``)
+    prevails over words for examples: a module may be called ``images``.
     """
     components = path.lower().split(".")
     heads = {_last_word(component) for component in components}.union(components)
@@ -206,22 +207,22 @@ def is_explained(path: str, names: Sequence[str] = ()) -> bool:
 
 
 def _last_word(component: str) -> str:
-    """Return the word that says what a thing is: ``error`` of ``best_mae_error``."""
+    """Return the last word of a component, without numbers: ``error`` of ``best_mae_error``."""
     return component.rstrip("_0123456789").rpartition("_")[2]
 
 
 def is_generator(info: TensorInfo) -> bool:
-    """Say whether a tensor can be the state of a ``torch.Generator``, by its type and shape."""
+    """Return whether a tensor can be the state of a ``torch.Generator``, by its dtype and shape."""
     return info.dtype.name == "uint8" and info.shape in _GENERATORS
 
 
 def _is_one_of_several(index: int, candidates: Sequence[tuple[str, Role]]) -> bool:
-    """Say whether the one model is a discriminator, say, whose generator is there as an average alone."""
+    """Return whether the only model is one of several, such as a discriminator whose generator is only averaged."""
     own = _parts(candidates[index][0])
     return bool(own) and any(role == "ema" and _parts(key) - own for key, role in candidates)
 
 
 def _parts(key: str) -> set[int]:
-    """Return which of several models a key names."""
+    """Return the indices in ``_SIDE_BY_SIDE`` that a key names."""
     words = _words(key)
     return {place for place, names in enumerate(_SIDE_BY_SIDE) if words & names}

@@ -1,4 +1,4 @@
-"""The summary of a checkpoint: counts, sizes, devices, types, prefixes, candidates, which tensors share memory."""
+"""The summary of a checkpoint: counts, sizes, devices, dtypes, prefixes, candidates, and tensors that share memory."""
 
 import re
 from bisect import bisect_right
@@ -14,29 +14,29 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct, storages_of
 
 _FULL: Final = re.compile(r"float(16|32|64)|bfloat16|complex\d+|bool")
-"""Types in which nothing is quantised."""
+"""Names of dtypes that are never quantised."""
 
 
 class Summary(NamedTuple):
     """Counts over all tensors of a checkpoint."""
 
     tensors: int
-    """Names; a tied tensor counts under each."""
+    """Number of names; a tied tensor counts for each of its names."""
     tied: int
-    """Names that only repeat a tensor that another name has."""
+    """Number of names whose tensor has an earlier name."""
     numel: int
-    """Elements; tied tensors count once."""
+    """Number of elements; tied tensors count once."""
     parameters: int | None
-    """Elements of the weights, with their buffers; None where no state dict is the weights."""
+    """Number of elements of the weights, including buffers; None if no state dict is the weights."""
     nbytes: int
-    """Bytes of storage; shared bytes count once, whether tensors cover them or not."""
+    """Bytes of all storages; shared bytes count once, whether tensors cover them or not."""
     devices: dict[str, int]
     """Tensors by device tag, as saved."""
     dtypes: dict[str, int]
     prefixes: tuple[str, ...]
-    """Leading components, with their dots, that every name of the weights has; outermost first."""
+    """Leading components, each with its dot, of every name of the weights; outermost first."""
     is_plain: bool
-    """Whether all tensors have elements, in strided memory, and are of no class of their own."""
+    """Whether all tensors have elements, are strided, and have no class of their own."""
 
 
 class Counts(NamedTuple):
@@ -51,7 +51,7 @@ class Counts(NamedTuple):
 
 @once
 def summarise(checkpoint: Checkpoint) -> Summary:
-    """Return the counts of a checkpoint. Reads nothing."""
+    """Return the counts of a checkpoint, without reading tensors."""
     infos = [tensor.info for tensor in each(checkpoint.tensors.values(), checkpoint.source.cancellation)]
     counts = count(infos, ties=checkpoint.traits.keeps_ties, cancellation=checkpoint.source.cancellation)
     weights = checkpoint.weights
@@ -67,7 +67,7 @@ def summarise(checkpoint: Checkpoint) -> Summary:
 
 
 def may_be_quantized(checkpoint: Checkpoint) -> bool:
-    """Say whether classes or types of tensors leave open whether some are quantised; those of most files do not."""
+    """Return whether some tensors may be quantised, by their classes and dtypes: false for most files."""
     summary = summarise(checkpoint)
     if not summary.is_plain or checkpoint.part_of is not None:
         return True
@@ -76,20 +76,20 @@ def may_be_quantized(checkpoint: Checkpoint) -> bool:
 
 
 def candidates(checkpoint: Checkpoint) -> list[StateDict]:
-    """Return the state dicts that can be asked for as weights, the likeliest first; of equal ones, the first."""
+    """Return the state dicts that can be chosen as weights, the likeliest first; one of each set of copies."""
     there = [one for one in checkpoint.state_dicts if one is checkpoint.weights or one.key not in checkpoint.copies]
     found = [one for one in there if one.role not in NO_WEIGHTS]
     return sorted(found, key=lambda one: one.role not in ("model", "ema"))
 
 
 def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
-    """Return how many components wrappers put in front of a whole model's names, by its classes; else None."""
+    """Return how many components wrappers added to a whole model's names, by its classes; None if it is no model."""
     walk = walk_of(checkpoint, state_dict)
     return heads_of(dict(walk.modules)) if walk is not None else None
 
 
 def wrapper_prefixes_of(checkpoint: Checkpoint, prefixes: Sequence[str]) -> list[str]:
-    """Return those of the prefixes of the weights' names that wrappers added, from the first on."""
+    """Return the leading ``prefixes`` of the weights' names that wrappers added."""
     if not any(prefix[:-1] in ADDED_BY for prefix in prefixes):
         return []
     known = heads(checkpoint, checkpoint.weights) if checkpoint.weights is not None else None
@@ -111,7 +111,7 @@ def count(
     ties: bool = True,
     cancellation: Cancellation | None = None,
 ) -> Counts:
-    """Return the counts of tensors; with ``tags``, as if saved on these devices; without ``ties``, none is tied."""
+    """Return the counts of tensors; with ``tags``, for these devices; without ``ties``, every name counts by itself."""
     own = distinct(infos, cancellation) if ties else infos
     return Counts(
         tensors=len(infos),
@@ -124,15 +124,15 @@ def count(
 
 def numel_and_nbytes(tensors: Iterable[LazyTensor]) -> tuple[int, int]:
     """
-    Return the elements of tensors, each as often as it is there, and the bytes of all storages that they and their
-    parts refer to, each byte once.
+    Return the number of elements of tensors, tied ones each time, and the bytes of the storages of them and their
+    parts, where each byte counts once.
     """
     infos = [tensor.info for tensor in tensors]
     return sum(info.numel for info in infos), _covered(infos)
 
 
 def _covered(infos: Iterable[TensorInfo]) -> int:
-    """Return how many bytes the storages of tensors and their parts cover."""
+    """Return the bytes of the storages of tensors and their parts; overlaps count once."""
     return sum(end - begin for _, begin, end in _merged(storages_of(infos)))
 
 

@@ -1,8 +1,8 @@
 """
-What a file keeps of a training beside weights: optimizers, schedulers, scalers, and states of random number generators.
+The training states in a file: optimizers, schedulers, scalers, and states of random number generators.
 
-They are recognised by what they hold, as objects and as what their state_dict() gives. An object says its class; of a
-state dict, the kind is named where it has the settings and the values of one of torch's own classes and no others.
+They are recognised by their keys, as objects and as state dicts. An object names its class. A state dict is named by
+the class of torch that has the same settings and values.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ TrainingRole: TypeAlias = Literal["optimizer", "scheduler", "scaler", "rng"]
 _DEEPEST: Final = 3
 _MOST_VISITED: Final = 10_000
 _MOST_ENTRIES: Final = 1 << 22
-"""What all optimizers may hold together, however often it is shared: one of a large model has ten thousands."""
+"""Limit of entries of all optimizers together, shared ones each time: one of a large model has ten thousands."""
 _MOST_STEPS: Final = 16
-"""States of parameters that are asked for the steps: those that were trained longest may come later."""
+"""How many parameters' states are searched for the number of steps, of which the largest counts."""
 
 
 class ParameterGroup(NamedTuple):
-    """One of the groups of an optimizer, or of its scheduler."""
+    """A parameter group of an optimizer, or of its scheduler."""
 
     parameters: int | None
     lr: float | None
 
 
 class TrainingState(NamedTuple):
-    """What a file keeps of one optimizer, scheduler or scaler, or of random numbers."""
+    """The state of one optimizer, scheduler or scaler, or of random number generators."""
 
     key: str
     """Its path; empty for the root."""
     role: TrainingRole
     kind: str | None = None
-    """Name of the class: ``Adam``. Of a state dict, torch's class that has the same settings and keeps the same."""
+    """Name of the class: ``Adam``. For a state dict, the class of torch with the same settings and values."""
     class_name: str | None = None
-    """The full name, where the file holds the object."""
+    """The full name of the class, if the file contains the object."""
     steps: int | None = None
-    """Steps of an optimizer, or of its scheduler."""
+    """How many steps an optimizer, or its scheduler, has made."""
     groups: tuple[ParameterGroup, ...] = ()
     node: Inert = None
 
@@ -71,16 +71,16 @@ _OPTIMIZERS: Final = (
     ("Rprop", "etas step_sizes", "step prev step_size"),
     ("SGD", "momentum dampening nesterov", "momentum_buffer"),
 )  # fmt: skip
-"""How the state dict of a class is known: settings of its groups, and the values that it may keep."""
+"""Classes of optimizers: settings that their groups must have, and the only values that they may keep."""
 ELEMENTWISE: Final = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
     "exp_inf", "prev", "step_size",
 })  # fmt: skip
-"""What torch's own optimizers keep of each element of a parameter."""
+"""Values of torch's own optimizers that have the shape of the parameter."""
 BUFFERS: Final = ("running_mean", "running_var", "num_batches_tracked")
-"""Weights that no optimizer has states for."""
+"""Last components of entries for which optimizers have no state."""
 _COMMON: Final = frozenset({"params", "param_names", "lr", "initial_lr", "weight_decay", "maximize"})
-"""Settings that tell nothing."""
+"""Settings that most classes have."""
 _SCHEDULERS: Final = {
     "StepLR": {"step_size", "gamma"},
     "MultiStepLR": {"milestones", "gamma"},
@@ -97,7 +97,7 @@ _SCHEDULERS: Final = {
     "LambdaLR or MultiplicativeLR": {"lr_lambdas"},
     "ExponentialLR": {"gamma"},
 }
-"""What only one of torch's schedulers keeps, the first that fits being meant."""
+"""Keys of torch's schedulers; the first class whose keys all exist counts."""
 _SCHEDULER = {"last_epoch", "_step_count", "base_lrs", "_last_lr"}
 _SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval"}
 _UNPACKED: Final = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
@@ -105,7 +105,7 @@ _UNPACKED: Final = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<
 
 @once
 def training_states(checkpoint: Checkpoint) -> list[TrainingState]:
-    """Return what a checkpoint keeps of a training, in the order of the file. Reads the numbers that are tensors."""
+    """Return the training states of a checkpoint, in file order. Numbers that are tensors are read."""
     found = [_described(checkpoint, path, node, pairs, role) for path, node, pairs, role in states(checkpoint)]
     found += [TrainingState(one.key, "rng", node=one.node) for one in checkpoint.state_dicts if one.role == "rng"]
     return found
@@ -113,9 +113,9 @@ def training_states(checkpoint: Checkpoint) -> list[TrainingState]:
 
 def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
     """
-    Return the name of the parameter that each tensor of an optimizer's state is kept for, where the file tells it.
+    Return the parameter's name by the name of each tensor of an optimizer's state, if the file has it.
 
-    An optimizer saved as an object refers to its parameters; a state dict may hold their names (``param_names``).
+    An optimizer saved as an object refers to its parameters; a state dict may have their names (``param_names``).
     """
     models = [one for one in checkpoint.state_dicts if one.role == "model"]
     tensors: dict[object, str] = {}
@@ -140,7 +140,7 @@ def parameter_names(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def by_number(optimizer: Pairs) -> Dict:
-    """Return what an optimizer's state_dict() would hold: its state and its groups, by the numbers of parameters."""
+    """Return the state_dict() of an optimizer object: its state and its groups, by the numbers of parameters."""
     groups, state = (nodes.lookup(optimizer, key) for key in ("param_groups", "state"))
     numbers = parameter_numbers(groups)
     kept = [(numbers.get(id(key), key), value) for key, value in nodes.mapping_pairs(state) or []]
@@ -152,12 +152,12 @@ def by_number(optimizer: Pairs) -> Dict:
 
 
 def parameter_count(groups: Inert) -> int:
-    """Return how many parameters all groups of an optimizer have."""
+    """Return the number of parameters in all groups of an optimizer."""
     return sum(len(parameters) for _, parameters in groups_of(groups))
 
 
 def names_in(optimizer: Pairs) -> Iterator[str]:
-    """Yield the names that an optimizer's state has for its parameters, where it has names."""
+    """Yield the names of parameters in an optimizer's state and groups, if it has names."""
     yield from (key for key, _ in nodes.mapping_pairs(nodes.lookup(optimizer, "state")) or [] if isinstance(key, str))
     for group, parameters in groups_of(nodes.lookup(optimizer, "param_groups")):
         names = nodes.lookup(group, "param_names")
@@ -165,7 +165,7 @@ def names_in(optimizer: Pairs) -> Iterator[str]:
 
 
 def names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[object, str]) -> dict[str, str]:
-    """Return the names that a file has for the parameters of an optimizer; ``tensors`` are names by identity."""
+    """Return the known names of an optimizer's parameters, by number; ``tensors`` has names by identity."""
     found: dict[str, str] = {}
     start = 0
     for group, parameters in groups_of(groups):
@@ -181,7 +181,7 @@ def names_by_number(checkpoint: Checkpoint, groups: Inert, tensors: Mapping[obje
 
 
 def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, TrainingRole]]:
-    """Yield the path, the node, the pairs and the role of all optimizers, schedulers and scalers, outermost first."""
+    """Yield the path, the node, the pairs and the role of each optimizer, scheduler and scaler, outermost first."""
     weights = {id(one.node) for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.node is not None}
     seen = {id(checkpoint.root), *weights}
     level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
@@ -216,7 +216,7 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
 
 
 def _pairs(node: Inert) -> Pairs:
-    """Return what a mapping, a list or an object holds."""
+    """Return the items of a mapping or a list, or the attributes of an object."""
     if isinstance(node, list | tuple):
         return list(enumerate(node[:_MOST_VISITED]))
     return nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
@@ -276,7 +276,7 @@ def _optimizer(checkpoint: Checkpoint, optimizer: TrainingState, pairs: Pairs) -
 def _kind(group: Pairs, kept: list[Pairs]) -> str | None:
     names = {key for key, _ in group if isinstance(key, str)}
     values = {key for one in kept for key, _ in one if isinstance(key, str)}
-    if "foreach" not in names:  # an old release, or a class that is not torch's: then nothing else may be there
+    if "foreach" not in names:  # an old release, or not a class of torch: then no other settings may exist
         names -= _COMMON
     known = ((kind, set(settings.split()), set(keeps.split())) for kind, settings, keeps in _OPTIMIZERS)
     fitting = ((kind, own) for kind, own, keeps in known if names >= own and values <= keeps)
@@ -286,7 +286,7 @@ def _kind(group: Pairs, kept: list[Pairs]) -> str | None:
 
 
 def _float_in(checkpoint: Checkpoint, node: Inert) -> float | None:
-    """Return a number, or the element of a tensor that has one; None for everything else, and what is damaged."""
+    """Return a number, or the element of a tensor with one element; None for everything else, and on damage."""
     value = scalar_of(node)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

@@ -1,8 +1,8 @@
 """
-The weights of a checkpoint on their way out: one flat mapping of names, whatever they came from.
+Choose the weights of a checkpoint, and prepare them for loading or writing: one flat mapping under new names.
 
-Names are relative to the state dict that was chosen, changed as asked; order is the file's. With the tensors come
-the entries that are not tensors (packed parameters, extra state) and the metadata of the modules.
+Names are relative to the chosen state dict, with the requested changes; the order is the file's. Besides tensors there
+are entries that are not tensors (packed parameters, extra state), and the metadata of the modules.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
 _MODULE: Final = "module"
-"""Where DeepSpeed keeps the weights as the model computed with them, which may be rounded."""
+"""DeepSpeed's key for the weights as the model computed with them, which may be rounded."""
 _STATES: Final[dict[Role, str]] = {
     "optimizer": "the state of an optimizer",
     "scheduler": "the state of a scheduler",
     "rng": "states of random number generators",
 }
 ROOT: Final = "(root)"
-"""What the outermost state dict is called, which no key names."""
+"""The name of the outermost state dict, which has an empty key."""
 ALL: Final = "(all)"
-"""What all that is in a file is called, with names from the top."""
+"""The name of everything in a file, with full names."""
 _LISTED: Final = 12
 EMPTY: Final = "and nothing else"
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -60,10 +60,10 @@ class NameChanges(NamedTuple):
 
     rules: tuple[renaming.Rule, ...] = ()
     filter: Filter = Filter()
-    """Goes by the names as they were before."""
+    """It is applied to the old names."""
 
     def chosen(self, which: WeightsChoice) -> NameChanges:
-        """Return these changes for the averaged weights alone, if they were asked for."""
+        """Return these changes; if averaged weights are chosen, without the copy that is not averaged."""
         if which != "ema":
             return self
         exclude = (*self.filter.exclude, f"{AVERAGED_PAIR.twin}.*")
@@ -71,7 +71,7 @@ class NameChanges(NamedTuple):
 
     @property
     def is_by_name(self) -> bool:
-        """Whether there is more to do than to strip wrappers, which whole models can be freed of too."""
+        """Whether there are other changes than stripping wrappers, which is also possible in whole models."""
         asked = [rule for rule in self.rules if rule not in renaming.WRAPPER_RULES]
         return bool(asked) or not self.filter.takes_all
 
@@ -84,23 +84,23 @@ class Weights(NamedTuple):
     others: dict[str, Inert]
     """Entries that are not tensors."""
     modules: dict[str, ModuleFacts]
-    """What ``state_dict()._metadata`` holds of each module, by its path."""
+    """The metadata of each module (``state_dict()._metadata``), by its path."""
     old_names: dict[str, str]
-    """The name that each entry had, by the name that it has now; all entries, in order."""
+    """The old name by the new name of all entries, in order."""
     dropped: tuple[str, ...]
-    """Names that the changes leave out, or that went with a wrapper."""
+    """Names that the changes leave out, or that were removed with a wrapper."""
     texts: tuple[tuple[str, str], ...] = ()
-    """The text of a safetensors file that records nothing about its tensors."""
+    """Texts of a safetensors file that are not facts about its tensors."""
     assumed: Mapping[str, str] = _NOTHING
     """
-    The classes of modules whose version is only assumed, by path: no pickle of a whole model has that of a class
-    outside torch.
+    The classes of modules whose version is only assumed, by path: the pickle of a whole model does not have the version
+    of a class outside torch.
     """
     made_of: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    """The old names of what a tensor was made of, by new name, where it is not one of them as it was."""
+    """The old names of the tensors that a new one was computed from, by new name."""
 
     def without(self, unsupported: Iterable[str]) -> Weights:
-        """Return these weights without some of the entries that are no tensors."""
+        """Return these weights without the named entries, which are not tensors."""
         gone = {name: self.old_names[name] for name in unsupported}
         return self._replace(
             others={name: node for name, node in self.others.items() if name not in gone},
@@ -110,11 +110,11 @@ class Weights(NamedTuple):
 
     def part(self, include: str | Sequence[str], prefix: str) -> Weights:
         """
-        Return the entries whose names match a glob, or one of several, and begin with a prefix of whole components,
-        which their names are without then; all entries, where neither is given.
+        Return the entries whose names match one of the globs and begin with a prefix of complete components, which is
+        removed; all entries, if neither is given.
 
         Raises:
-            WeightsNotFound: A glob or the prefix is about no name; the hint lists the nearest.
+            WeightsNotFound: A glob or the prefix matches no name; the hint lists the most similar ones.
         """
         if not (include or prefix):
             return self
@@ -139,22 +139,22 @@ class Weights(NamedTuple):
 
     @property
     def renamed(self) -> tuple[tuple[str, str], ...]:
-        """Old and new name where they differ, of what is only renamed."""
+        """Old and new names of entries that were only renamed."""
         return tuple((old, new) for new, old in self.old_names.items() if old != new and new not in self.made_of)
 
     @property
     def taken(self) -> list[LazyTensor]:
-        """The tensors of the source that these are, or are made of."""
+        """The tensors of the source that these are, or are computed from."""
         names = dict.fromkeys([*self.old_names.values(), *(one for parts in self.made_of.values() for one in parts)])
         return [self.state_dict[name] for name in names if name in self.state_dict]
 
 
 def names_matching(option: str, globs: str | Sequence[str], names: Sequence[str]) -> list[str]:
     """
-    Return the names that match a glob, or one of several; all, where there is none.
+    Return the names that match one of the globs; all names, if there are no globs.
 
     Raises:
-        WeightsNotFound: A glob, which was given as this option, matches no name; the hint lists the nearest.
+        WeightsNotFound: A glob matches no name; the message names ``option``, the hint lists the most similar names.
     """
     globs = [globs] if isinstance(globs, str) else globs
     found = {glob: {name for name in names if renaming.matches(glob, name)} for glob in globs}
@@ -171,9 +171,10 @@ def _not_there(what: str, text: str, names: Sequence[str]) -> WeightsNotFound:
 
 def under(checkpoint: Checkpoint, key: str) -> StateDict | None:
     """
-    Return the state dict under a key, or those below it as one; no key means everything, with names from the top.
+    Return the state dict under a key, or those below it joined to one; None if there is none.
 
-    The outermost of several alone is called so, and so is everything, where an empty text would be a mistake.
+    ``(root)`` is the outermost state dict. ``(all)``, as an empty key, is everything, with full names; if the outermost
+    state dict is the only one, it is that.
     """
     key = "" if key == ALL else key
     found = next((one for one in checkpoint.state_dicts if (one.key or ROOT) == (key or ROOT)), None)
@@ -197,14 +198,16 @@ def choose(
     """
     Return the state dict that is meant by ``key``, else by ``which``, else the model's weights.
 
-    ``module`` means what the engine of DeepSpeed has under that name. Where nothing was said and several could be
-    meant, or none, it is the only one that ``fits``; else those of several models as one, if only that ``fits``. With
-    ``any_role``, it may also be the state of an optimizer, or the only state dict. ``option`` is what a caller gives
-    ``key`` as.
+    1. ``which="module"`` means DeepSpeed's weights under that key.
+    2. If neither is given, and several could be meant, or none, it is the only one that ``fits``; else the joined state
+       dicts of several models, if only that ``fits``.
+    3. With ``any_role``, it may also be the state of an optimizer, or the only state dict whatever its role.
+
+    ``option`` is the caller's name of ``key``, for hints.
 
     Raises:
         AmbiguousWeights: Several could be meant; ``candidates`` and the hint list them.
-        WeightsNotFound: None is.
+        WeightsNotFound: There is no such state dict.
         KeyMismatch: There are candidates, but none that ``fits``.
     """
     is_open = fits is not None and key is None and which == "auto" and checkpoint.unmerged is None
@@ -234,7 +237,7 @@ def _of_no_training(checkpoint: Checkpoint) -> list[StateDict]:
 def _whole_that_fits(
     checkpoint: Checkpoint, fits: Callable[[StateDict], bool], chosen: StateDict | None = None
 ) -> StateDict | None:
-    """Return the state dicts of models as one, with full names, where that ``fits``, and what was chosen does not."""
+    """Return the joined state dicts of models, with full names, if that ``fits`` and the chosen one does not."""
     if len(checkpoint.state_dicts) < 2 or (chosen is not None and fits(chosen)):
         return None
     parts = tuple(one for one in _of_no_training(checkpoint) if one.role == "model")
@@ -246,7 +249,7 @@ def _whole_that_fits(
 
 
 def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option: str, *, any_role: bool) -> StateDict:
-    """Return the state dict that is meant, whatever it is for."""
+    """Return the state dict that is meant, without regard to a model that it should fit."""
     if key is not None and which != "auto":
         fact = f"key {key!r} and weights {which!r} both say which weights are meant"
         raise AmbiguousWeights(fact, kind="two-choices", hint="Give one of them.")
@@ -291,16 +294,15 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
 
 
 def _listed(numels: Mapping[str, int]) -> str:
-    """Return what there is by name, and how many elements each has."""
+    """Return names with their numbers of elements, as text."""
     total = f", {counted(sum(numels.values()), 'element')} in all" if len(numels) > 1 else ""
     return some([f"{name} ({counted(numel, 'element')})" for name, numel in numels.items()]) + total
 
 
 def left_beside(checkpoint: Checkpoint, key: str | None, chosen: StateDict) -> str | None:
     """
-    Return what there is beside weights that were chosen by their well-known key, and may be weights, too: averaged ones
-    with more tensors, or those that are chosen because there are no others. None where there is nothing, or ``key`` or
-    a model asked for these alone.
+    Return a text about other possible weights beside those that were chosen by default: averaged ones with more
+    tensors, unexplained tensors, or that the chosen ones are averages. None if nothing is, or ``key`` was given.
     """
     weights = checkpoint.weights
     if key is not None or weights is None or weights.key != chosen.key:
@@ -321,7 +323,7 @@ def left_beside(checkpoint: Checkpoint, key: str | None, chosen: StateDict) -> s
 
 
 def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option: str) -> StateDict:
-    """Return the state dict under a key; the hint of the error lists the nearest first."""
+    """Return the state dict under a key; raise WeightsNotFound with a hint that lists the most similar keys first."""
     named = under(checkpoint, key)
     if named is not None:
         return named
@@ -334,7 +336,7 @@ def _under(checkpoint: Checkpoint, key: str, found: Sequence[StateDict], option:
 
 
 def _instead(checkpoint: Checkpoint) -> str:
-    """Return what a file without weights has instead."""
+    """Return what a file without weights has instead, as text."""
     if checkpoint.traits.program is not None and any(name.startswith("constants.") for name in checkpoint.attributes):
         return ": it is frozen, they are constants of its code without names"
     if checkpoint.form == "tensors":
@@ -348,14 +350,14 @@ def _instead(checkpoint: Checkpoint) -> str:
 
 
 def without_tensors(checkpoint: Checkpoint) -> str:
-    """Return what a file without tensors has instead."""
+    """Return what a file without tensors has instead, as text."""
     pairs = [(key, nodes.mapping_pairs(value)) for key, value in nodes.mapping_pairs(checkpoint.root) or ()]
     held = [cut(key, 64) for key, below in pairs if isinstance(key, str) and (below is None or below)]
     return f"there is no tensor in it, {f'only {some(held)}' if held else EMPTY}"
 
 
 def refuse_archive(checkpoint: Checkpoint) -> None:
-    """Raise AmbiguousWeights for an archive or a folder in which several checkpoints could be meant."""
+    """Raise AmbiguousWeights for an archive or a folder with several checkpoints, of which none was chosen."""
     if checkpoint.form != "archive":
         return
     if checkpoint.unmerged is not None:
@@ -369,14 +371,14 @@ def refuse_archive(checkpoint: Checkpoint) -> None:
 
 
 def by_name(checkpoint: Checkpoint) -> list[StateDict]:
-    """Return the state dicts of weights whose names can be changed where everything is taken: a model's are its own."""
+    """Return the state dicts of weights that can be renamed; those of whole models follow from their modules."""
     return [one for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.class_name is None]
 
 
 def with_candidates(
     error: WeightsNotFound, found: Sequence[StateDict], option: str = "key", asked: str = ""
 ) -> WeightsNotFound:
-    """Give an error the keys of the state dicts that can be asked for, and a hint that lists them."""
+    """Add the keys of the state dicts that can be chosen to an error, with a hint that lists them."""
     error.candidates = tuple(one.key for one in found)
     if asked:
         near = by_likeness(asked, error.candidates)
@@ -391,11 +393,11 @@ def prepare(
     checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges, *, drop: Sequence[str] = ()
 ) -> Weights:
     """
-    Return the weights of a state dict under their new names, without the paths in ``drop``.
+    Return the weights of a state dict under their new names, without the entries in ``drop``.
 
     Raises:
-        AmbiguousFile: Two of its tensors have one name.
-        MigrationRefused: Two names would become one, a prefix is not the given one, or there is nothing to drop.
+        AmbiguousFile: Two of its tensors have the same name.
+        MigrationRefused: Two names would become equal, a name lacks a prefix, or there is nothing to drop.
     """
     check_cancelled(checkpoint.source.cancellation)
     for given, wanted in checkpoint.contents.clashes.items():
@@ -405,7 +407,7 @@ def prepare(
     pairs = entries_of(checkpoint, state_dict)
     direct = dict(pairs)
     others = {name: value for name, value in pairs if name not in state_dict}
-    # What lies deeper, in a tuple say, goes where its entry goes.
+    # Tensors deeper in other entries, for example in a tuple, move with their entries.
     tensors = {name: tensor for name, tensor in state_dict.items() if not others or name in direct}
     recorded = checkpoint.recorded
     tensors |= {name: tensors[kept] for name, kept in recorded.ties.items() if kept in tensors}
@@ -437,7 +439,7 @@ def prepare(
 
 
 def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) -> Iterator[str]:
-    """Yield the paths, relative to a state dict, of what is to be dropped from it; what is outside goes anyway."""
+    """Yield the paths to drop from a state dict, relative to it; others are not taken anyway."""
     head = state_dict.head
     for what in drop:
         for path in to_drop(checkpoint, what):
@@ -448,7 +450,7 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
 
 
 def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
-    """Return the direct entries of a mapping; of a whole model, those of its state_dict(), if not all are tensors."""
+    """Return the direct entries of a state dict; for a whole model, empty if all are tensors."""
     if state_dict.parts:
         return _joined_entries(checkpoint, state_dict)
     if state_dict.class_name is not None:
@@ -467,7 +469,7 @@ def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str,
 
 
 def _joined_entries(checkpoint: Checkpoint, whole: StateDict) -> list[tuple[str, Inert]]:
-    """Return the entries of the models that one state dict joins, but for those that hold another one."""
+    """Return the entries of a joined state dict, without those that contain another state dict."""
     start = len(whole.head)
     keys = {one.key for one in checkpoint.state_dicts}
     models = [one for one in whole.parts if one.role in ("model", "ema")]
@@ -478,7 +480,7 @@ def _joined_entries(checkpoint: Checkpoint, whole: StateDict) -> list[tuple[str,
 
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, tuple[ModuleFacts, str | None]]:
-    """Return what each module wrote, by its path; and its class, where its version is only assumed."""
+    """Return the metadata of each module by its path, with its class if the version is only assumed."""
     if state_dict.parts:
         start = len(state_dict.head)
         every = ((one.head, *item) for one in state_dict.parts for item in _modules(checkpoint, one).items())
@@ -493,7 +495,7 @@ def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, tuple[M
 
 
 def _with_type(name: str, entry: LazyTensor | Inert) -> str:
-    """Return the name of an entry, and what it is."""
+    """Return the name of an entry with its type, as text."""
     if not isinstance(entry, LazyTensor):
         from ckptool.pickles.describe import kind_of
 
@@ -504,7 +506,7 @@ def _with_type(name: str, entry: LazyTensor | Inert) -> str:
 
 
 def refuse_others(checkpoint: Checkpoint, others: Mapping[str, LazyTensor | Inert], *, drop: bool) -> None:
-    """Raise MigrationRefused if there are entries that a target cannot hold, unless they are to be dropped."""
+    """Raise MigrationRefused if there are entries that a target cannot contain, unless ``drop`` is true."""
     if others and not drop:
         named, part = some([_with_type(*one) for one in others.items()]), checkpoint.part_of
         fact, hint = "that the target cannot hold", "Leave them out with `drop_unsupported=True`."
@@ -518,6 +520,6 @@ def refuse_others(checkpoint: Checkpoint, others: Mapping[str, LazyTensor | Iner
 
 
 def _is_cut(info: TensorInfo) -> bool:
-    """Say whether a file has fewer elements of a distributed tensor than it has."""
+    """Return whether a file has only some of the elements of a distributed tensor."""
     is_distributed = info.subclass is not None and info.subclass.endswith(".DTensor")
     return is_distributed and 0 < sum(part.numel for _, part in info.parts) < info.numel
