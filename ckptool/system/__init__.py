@@ -1,13 +1,13 @@
 """
-The calls of the system that are not the same everywhere: files and folders, and memory.
+System calls that differ between systems: for files and folders, memory, processes and shells.
 
-Nobody else makes them. ``posix`` and ``nt`` have the same functions; what each promises is said in ``posix``. Files and
-folders are descriptors on every system, and errors are OSErrors with the usual codes.
+No other package makes them. ``posix`` and ``nt`` have the same functions, documented in ``posix``. Files and folders
+are descriptors on every system, and errors are OSErrors with the usual codes.
 """
 
 import sys
 
 if sys.platform == "win32":
-    from ckptool.system.nt import *  # noqa: F403 - a function is named once in each of them
+    from ckptool.system.nt import *  # noqa: F403 - both modules define the same names
 else:
     from ckptool.system.posix import *  # noqa: F403

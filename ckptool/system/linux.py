@@ -1,8 +1,8 @@
 """
-What Linux says in the texts of /proc and /sys: which file systems answer over a network, and what memory is free.
+Facts from Linux's files in /proc and /sys: whether a file system is a network's, and how much memory is free.
 
-A control group is one folder for each version of the mechanism, below the folders of the groups that it is in, whose
-limits hold for it too; see cgroups(7).
+A control group is a folder, in each of the two versions of the mechanism, inside the folders of its parent groups,
+whose limits hold for it, too; see cgroups(7).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NETWORK: Final = frozenset((
 
 
 class _Version(NamedTuple):
-    """Where groups are, and what the files in them are called."""
+    """The folder of the groups in one version of the mechanism, and the names of their files."""
 
     root: str
     limit: str
     used: str
     pages: tuple[str, ...]
-    """Rows of ``memory.stat``: what is cached of files. "file" would count shared memory too."""
+    """Rows of ``memory.stat`` for cached pages of files. The row "file" would count shared memory, too."""
 
 
 _V2: Final = _Version("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file"))
@@ -46,7 +46,7 @@ _V1: Final = _Version(
 
 
 def text_of(path: str) -> str:
-    """Return the text of one of the system's own files; an empty string where there is none."""
+    """Return the text of one of the system's own files; an empty string if there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
@@ -55,7 +55,7 @@ def text_of(path: str) -> str:
 
 
 def is_network(fd: int) -> bool:
-    """Say by the type of its mount whether a file is in a network or of a process (FUSE); False where it has none."""
+    """Return whether a file is on a network, or served by a process (FUSE), by the type of its mount, if known."""
     device = os.fstat(fd).st_dev
     kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
     return kind in _NETWORK or kind.startswith("fuse.")
@@ -73,7 +73,7 @@ def _mount_types() -> dict[str, str]:
 
 
 def free_memory() -> int | None:
-    """Return ``MemAvailable`` and free swap, or what is left of the limit of a control group; None without /proc."""
+    """Return the bytes of ``MemAvailable`` and free swap, or less by limits of control groups; None without /proc."""
     kibibytes = {}
     for line in text_of(_MEMORY).splitlines():
         name, _, rest = line.partition(":")
@@ -102,7 +102,7 @@ def _groups() -> Iterator[tuple[str, _Version]]:
         elif "memory" in controllers.split(","):
             found[_V1] = path
     for version, path in found.items():
-        # A container may see only its own group, as the root, and still get the path that the group has outside.
+        # A container may see only its own group, as the root, although the path is the group's path outside.
         parts = [part for part in path.split("/") if part]
         inside = [] if ".." in parts else parts
         yield from (("/".join((version.root, *inside[:depth])), version) for depth in range(len(inside), -1, -1))

@@ -1,7 +1,7 @@
 """
-Windows. Open files are handles in a descriptor each; what is opened below a folder is opened by its handle.
+System calls on Windows. A descriptor wraps each handle; files below an open folder are opened by the folder's handle.
 
-Every handle shares reading, writing and deletion: whoever saves a checkpoint again can do so while it is open here.
+Every handle shares reading, writing and deletion, so that others can save a checkpoint again while it is open here.
 See CreateFileW, ReadFile and NtCreateFile in Microsoft's documentation.
 """
 
@@ -26,7 +26,7 @@ assert sys.platform == "win32"  # for mypy
 _MOST_NBYTES: Final = 1 << 30
 _READ: Final = 0x8010_0000  # GENERIC_READ, SYNCHRONIZE
 _WRITE: Final = 0x4000_0000  # GENERIC_WRITE
-_RENAME: Final = 0x1_0000  # DELETE: those who share no deletion cannot open it
+_RENAME: Final = 0x1_0000  # DELETE: programs that do not share deletion cannot open it
 _SHARED: Final = 7  # FILE_SHARE_READ, _WRITE, _DELETE
 _CREATE_NEW: Final = 1
 _OPEN_EXISTING: Final = 3
@@ -35,7 +35,7 @@ _FOLDERS_TOO: Final = 0x0200_0000  # FILE_FLAG_BACKUP_SEMANTICS
 _WAIT: Final = 0x20  # FILE_SYNCHRONOUS_IO_NONALERT
 _LINK_ITSELF: Final = 0x20_0000  # FILE_OPEN_REPARSE_POINT
 _IS_REPARSED: Final = 0x400  # FILE_ATTRIBUTE_REPARSE_POINT
-_LEADS_ELSEWHERE: Final = 0x2000_0000  # of a tag: links and junctions, but no files that are compressed, or in a cloud
+_LEADS_ELSEWHERE: Final = 0x2000_0000  # of a tag: links and junctions, but not compressed files, or files in a cloud
 _TAG_INFORMATION: Final = 9  # FileAttributeTagInfo
 _NO_CASE: Final = 0x40  # OBJ_CASE_INSENSITIVE
 _AT_THE_END: Final = 38  # ERROR_HANDLE_EOF
@@ -96,7 +96,7 @@ def open_at(folder: int | None, name: str) -> int:
         tag = _tag_of(fd)
         if not tag:
             return fd
-        if not tag & _LEADS_ELSEWHERE:  # opened like this, it would be what a filter of the system makes the file of
+        if not tag & _LEADS_ELSEWHERE:  # this handle reads the raw data, which a filter of the system must decode
             whole = _descriptor(_opened(folder, name, 0))
             if os.path.sameopenfile(fd, whole):
                 os.close(fd)
@@ -127,7 +127,7 @@ def _path_below(folder: int, name: str) -> str:
 
 
 def path_of(fd: int) -> str:
-    """Return the path that an open file or folder has now."""
+    """Return the current path of an open file or folder."""
     text = ctypes.create_unicode_buffer(_LONGEST_PATH)
     _checked(_KERNEL.GetFinalPathNameByHandleW(_handle(fd), text, len(text), 0))
     return text.value
@@ -144,7 +144,7 @@ def _created(path: str, access: int, which: int, how: int = 0) -> int:
 
 
 def _opened(folder: int | None, name: str, how: int) -> int:
-    """Return a handle of a path, or of a name in an open folder, of which no part can lead out of there."""
+    """Return a handle of a path, or of a name in an open folder, which cannot lead out of the folder."""
     if folder is None:
         return _created(name, _READ, _OPEN_EXISTING, how)
     if "\0" in name:
@@ -166,7 +166,7 @@ def _opened(folder: int | None, name: str, how: int) -> int:
 
 
 def _tag_of(fd: int) -> int:
-    """Return what kind of a reparse point something is; 0 if it is none."""
+    """Return the tag of a reparse point; 0 for anything else."""
     found = (wintypes.DWORD * 2)()
     _checked(_KERNEL.GetFileInformationByHandleEx(_handle(fd), _TAG_INFORMATION, found, ctypes.sizeof(found)))
     attributes, tag = found
@@ -175,7 +175,7 @@ def _tag_of(fd: int) -> int:
 
 def _descriptor(handle: int, flags: int = os.O_RDONLY) -> int:
     try:
-        return msvcrt.open_osfhandle(handle, flags | os.O_NOINHERIT)  # of bytes: O_TEXT is not in it
+        return msvcrt.open_osfhandle(handle, flags | os.O_NOINHERIT)  # binary, as O_TEXT is not set
     except OSError:
         _KERNEL.CloseHandle(wintypes.HANDLE(handle))
         raise
@@ -213,7 +213,7 @@ def read_into_at(fd: int, buffer: memoryview, offset: int) -> int:
 
 
 def _moved(call: Any, fd: int, data: ctypes.Array[ctypes.c_char], offset: int) -> int:
-    """Return how many bytes a call reads or writes at a position."""
+    """Read or write at an offset, and return how many bytes were transferred."""
     at, count = _Overlapped(offset=offset), wintypes.DWORD()
     if not call(_handle(fd), data, wintypes.DWORD(len(data)), ctypes.byref(count), ctypes.byref(at)):
         error = ctypes.get_last_error()
@@ -230,13 +230,13 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:  # noqa: ARG001 - a file tha
 
 
 def is_no_file(path: str) -> bool:
-    """Say whether what is written to a path goes to a device (``nul.pth``), or to a stream of a file (``a:b.pth``)."""
+    """Return whether writing to a path goes to a device (``nul.pth``), or to a stream of a file (``a:b.pth``)."""
     name = re.split(r"[\\/]", os.path.splitdrive(path)[1])[-1]
     return ":" in name or _DEVICES.match(name) is not None
 
 
 def listed_path(line: bytes) -> str:
-    """Return the path that a line of a list is; what is no UTF-8 is in the code page of consoles, or of programs."""
+    """Return the path in a line of a list: UTF-8, or else in the code page of consoles, or of programs."""
     try:
         return line.decode()
     except UnicodeDecodeError:
@@ -277,7 +277,7 @@ def new_memory(nbytes: int) -> mmap.mmap:
 
 
 def _memory() -> ctypes.Array[ctypes.c_uint64]:
-    """Return a MEMORYSTATUSEX: of physical memory the total and what is free, and of what can be committed."""
+    """Return a MEMORYSTATUSEX: total and free physical memory, and total and free memory to commit, in bytes."""
     found = (ctypes.c_uint64 * 8)(64)
     _checked(_KERNEL.GlobalMemoryStatusEx(ctypes.byref(found)))
     return found
@@ -310,7 +310,7 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _array_of(view: memoryview) -> Any:
-    """Return the bytes of a view as what foreign functions take; those that may not be written are copied."""
+    """Return the bytes of a view as a ctypes array; a read-only view is copied."""
     kind = ctypes.c_char * view.nbytes
     return kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
 
@@ -342,12 +342,12 @@ def rename(old: str, path: str) -> None:
     try:
         _patiently(os.rename, old, path)
     except FileExistsError:
-        os.rmdir(path)  # an empty folder, or this raises
+        os.rmdir(path)  # raises unless it is an empty folder
         os.rename(old, path)
 
 
 def _patiently(rename: Callable[[str, str], None], old: str, path: str) -> None:
-    """Rename something that scanners may have open for a moment because it is new."""
+    """Rename a file with some retries, as virus scanners open new files for a moment."""
     for seconds in _PAUSES:
         with suppress(PermissionError):
             rename(old, path)
@@ -388,10 +388,10 @@ CAN_EDIT = False
 
 def lock(fd: int) -> bool | None:
     """
-    Lock an open file until it is closed; return False if it is locked, None where there are no locks.
+    Lock an open file until it is closed; return False if it is locked already, None if there are no locks.
 
-    It is a byte far behind the end, as what is locked cannot be read. A folder cannot be locked, which is True for one
-    on a drive of this machine: only processes of it are to be asked for.
+    The lock is on a byte far after the end, as locked bytes cannot be read. A folder cannot be locked: for one on a
+    local drive return True, because the processes of this machine can be checked instead.
     """
     at = _Overlapped(offset=_LOCKED_BYTE)
     if _KERNEL.LockFileEx(_handle(fd), _LOCK_AT_ONCE, 0, 1, 0, ctypes.byref(at)):
@@ -404,7 +404,7 @@ def lock(fd: int) -> bool | None:
     )
 
 
-def lock_records(fd: int) -> bool | None:  # noqa: ARG001 - there is one kind of locks
+def lock_records(fd: int) -> bool | None:  # noqa: ARG001 - there is only one kind of lock
     return None
 
 
@@ -444,7 +444,7 @@ def quoted(word: str) -> str:
     if re.fullmatch(r"[\w./\\:+=-]+", word, re.ASCII):
         return word
     within = re.sub(r'(\\*)"', r'\1\1\\"', word)
-    return f'"{within}{within[len(within.rstrip(chr(92))) :]}"'  # a backslash before a quotation mark is written twice
+    return f'"{within}{within[len(within.rstrip(chr(92))) :]}"'  # backslashes before a quotation mark are doubled
 
 
 def command_line(*words: str) -> str:

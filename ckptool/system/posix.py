@@ -1,4 +1,4 @@
-"""Linux and macOS. What a docstring says holds on Windows too, unless it says something else."""
+"""System calls on Linux and macOS. The docstrings hold for Windows, too, unless they say otherwise."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CLOEXEC
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
-"""Of file systems that have no hard links."""
+"""Error codes of file systems without hard links."""
 # linux/fs.h; a file system that does not know these numbers refuses them
 _FICLONE = 0x40049409
 _FICLONERANGE = 0x4020940D
 _PROBE_NBYTES = 1 << 16
-"""What is cloned to see whether it can be: whole blocks."""
+"""Bytes that are cloned to test whether cloning works: a multiple of the block size."""
 _MOST_NBYTES = 0x7FFFF000
-"""What one call transfers at most on Linux; on macOS more than 2 GiB are an error."""
+"""Bytes that one call transfers at most on Linux; on macOS, more than 2 GiB are an error."""
 _FLAGS = 16
-"""Where f_flags is in the struct statfs of macOS, in words of four bytes; see statfs(2)."""
+"""Index of f_flags in the struct statfs of macOS, in words of four bytes; see statfs(2)."""
 _MNT_LOCAL = 0x1000
 _IN_NO_FOLDER = -2
 """AT_FDCWD of macOS."""
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-"""Before, a mapping kept a descriptor of its file for itself."""
+"""Keyword arguments for ``mmap``. Before Python 3.13, a mapping always kept a descriptor of its own."""
 
 
 BLOCKS_NAMES = False
-"""Whether most programs cannot rename a file over one that is open, as on Windows."""
+"""Whether most programs cannot rename a file over an open one, as on Windows."""
 
 
 # Opening for reading
@@ -47,40 +47,40 @@ BLOCKS_NAMES = False
 
 def open_reading(path: str) -> int:
     """
-    Return a descriptor of what has a path, whatever it is: a pipe never blocks. No process that is started has it.
+    Return a descriptor of a path, whatever it is, without waiting for a pipe. Child processes do not inherit it.
 
-    It is in nobody's way: the file can be written to, renamed, removed and replaced meanwhile; on Windows it can be
-    replaced by those who rename with POSIX semantics, or write into it.
+    Others can write to the file, rename, remove and replace it meanwhile; on Windows they can replace it by a rename
+    with POSIX semantics, or write into it.
     """
     return os.open(path, _FILE)
 
 
 def open_folder(path: str) -> int:
-    """Return a descriptor of a folder, to open what is in it. On Linux it may be one that can be entered alone."""
+    """Return a descriptor of a folder, to open files in it. On Linux, permission to enter the folder is enough."""
     return os.open(path, _FOLDER)
 
 
 def open_at(folder: int | None, name: str) -> int:
     """
-    Return what ``open_reading`` does of a name in an open folder; of a path, where ``folder`` is None.
+    Return a descriptor of a name in an open folder, as ``open_reading``; of a path, if ``folder`` is None.
 
-    A link at the end is not followed, and is an error.
+    A link as the last component is not followed, and raises OSError.
     """
     return os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=folder)
 
 
 def open_folder_at(folder: int, name: str) -> int:
-    """Return a descriptor of a folder in an open one, or of the one that is above: ``..``. No link is followed."""
+    """Return a descriptor of a folder in an open one, or of its parent (``..``). No link is followed."""
     return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
 
 
 def link_at(folder: int, name: str) -> str:
-    """Return the target of a link in an open folder, with slashes; raise OSError if the name is not one of a link."""
+    """Return the target of a link in an open folder, with slashes; raise OSError if the name is not a link."""
     return os.readlink(name, dir_fd=folder)
 
 
 def stat_at(folder: int | None, name: str, *, follow: bool = True) -> os.stat_result:
-    """Return the status of a name in an open folder; of a path, where ``folder`` is None."""
+    """Return the status of a name in an open folder; of a path, if ``folder`` is None."""
     return os.stat(name, dir_fd=folder, follow_symlinks=follow)
 
 
@@ -88,31 +88,29 @@ def stat_at(folder: int | None, name: str, *, follow: bool = True) -> os.stat_re
 
 
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
-    """Return bytes from a position, wherever other threads read: at least one, and fewer than asked for at the end."""
+    """Return up to ``nbytes`` bytes at an offset: at least one, unless it is the end. Threads may share the file."""
     return os.pread(fd, min(nbytes, _MOST_NBYTES), offset)
 
 
 def read_into_at(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer with the bytes from a position, or its beginning, and return how many they are: 0 at the end."""
+    """Read bytes at an offset into a buffer, which may be filled only in part; return how many: 0 at the end."""
     return os.preadv(fd, [buffer[:_MOST_NBYTES]], offset)
 
 
 def map_private(fd: int, nbytes: int) -> mmap.mmap:
     """
-    Return a private mapping of a file, that may be written to: processes share its pages until one does.
-
-    On Windows, where nobody can save over a file that is mapped, it is an OSError.
+    Return a private, writable mapping of a file: processes share its pages until one writes to them.
 
     Raises:
-        ValueError: The file is shorter.
-        OSError: The system has no room for it.
+        ValueError: The file is shorter than ``nbytes``.
+        OSError: The system cannot map it; always on Windows, where nobody can save over a mapped file.
     """
-    import mmap  # what only reads needs none
+    import mmap  # not needed for reading
 
-    if sys.platform == "linux":  # more is read at once where a page is touched that is not in memory
+    if sys.platform == "linux":  # so that a page fault reads more at once
         with suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    # Not ACCESS_COPY, which asks for no room to write in on some systems and then kills the writer.
+    # Not ACCESS_COPY: on some systems it reserves no memory for written pages, and then kills the writer.
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     return mmap.mmap(fd, nbytes, flags=mmap.MAP_PRIVATE, prot=protection, **_NO_DESCRIPTOR)
 
@@ -125,7 +123,7 @@ def is_no_file(path: str) -> bool:  # noqa: ARG001 - Windows has such names
 
 
 def listed_path(line: bytes) -> str:
-    """Return the path that a line of a list is."""
+    """Return the path in a line of a list."""
     return os.fsdecode(line)
 
 
@@ -137,9 +135,9 @@ def most_descriptors() -> int | None:
 
 def is_network(fd: int) -> bool:
     """
-    Say whether an open file answers over a network, or through a process (FUSE), one small page fault at a time.
+    Return whether an open file is on a network, or served by a process (FUSE), so that each page fault is slow.
 
-    False wherever that is not known, and on Windows, where nothing is mapped.
+    False if that is not known, and on Windows, where nothing is mapped.
     """
     if sys.platform == "darwin":
         import ctypes  # few files are mapped
@@ -155,7 +153,7 @@ def is_network(fd: int) -> bool:
 
 
 def free_room(place: str | int) -> int:
-    """Return the bytes that can still be written in a folder, or beside an open file."""
+    """Return how many bytes are free on the file system of a folder, or of an open file."""
     status = os.statvfs(place)
     return status.f_bavail * status.f_frsize
 
@@ -165,33 +163,33 @@ def free_room(place: str | int) -> int:
 
 def free_memory() -> int | None:
     """
-    Return the bytes that can still be allocated without pushing anything out, or None where the system does not say.
+    Return how many bytes can still be allocated without swapping anything out, or None if it is not known.
 
-    On Linux, within the limits of control groups; pages of files count as free, for the system drops them on demand.
-    On Windows, what this process may still commit.
+    On Linux, it is within the limits of control groups, and cached pages of files count as free, because the system
+    drops them on demand. On Windows, it is how much this process may still commit.
     """
-    from ckptool.system import linux  # few ask
+    from ckptool.system import linux  # rarely needed
 
     return linux.free_memory()
 
 
 def physical_memory() -> tuple[int | None, int | None]:
-    """Return the bytes of memory that nobody uses, and those that are there in all; None for what is not known."""
+    """Return the bytes of unused physical memory, and of all physical memory; None for what is not known."""
     return _pages("SC_AVPHYS_PAGES"), _pages("SC_PHYS_PAGES")
 
 
 def _pages(name: str) -> int | None:
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # macOS knows the total but not what is free
+    except (ValueError, OSError):  # macOS reports the total, but not the free memory
         return None
 
 
 def new_memory(nbytes: int) -> mmap.mmap:
     """
-    Return memory that goes back to the system, all of it, when it is given up; raise OSError if there is not so much.
+    Return mapped memory, all of which goes back to the system when it is freed; raise OSError if there is not enough.
 
-    It is in large pages where the system has such: they take far less time to fill.
+    It is in huge pages if the system has them: they take far less time to fill.
     """
     import mmap
 
@@ -206,12 +204,12 @@ def new_memory(nbytes: int) -> mmap.mmap:
 
 
 def open_new(path: str, mode: int) -> int:
-    """Return a descriptor of a new file, to be written and read; raise FileExistsError if anything has its name."""
+    """Return a descriptor of a new file for writing and reading; raise FileExistsError if the name is taken."""
     return os.open(path, _NEW | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
 
 
 def open_nameless(folder: str, mode: int) -> int | None:
-    """Return a descriptor of a new file that has no name yet, in a folder; None where there are no such files."""
+    """Return a descriptor of a new file without a name, in a folder; None if the file system has no such files."""
     if hasattr(os, "O_TMPFILE") and os.path.exists("/proc/self/fd"):
         try:
             return os.open(folder, _NEW | os.O_TMPFILE, mode)
@@ -222,22 +220,22 @@ def open_nameless(folder: str, mode: int) -> int | None:
 
 
 def open_appending(path: str) -> int:
-    """Return a descriptor of a file, a new one if there is none, to be read and appended to."""
+    """Return a descriptor of a file for reading and appending; the file is created if there is none."""
     return os.open(path, _NEW | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 def open_writing(path: str) -> int:
-    """Return a descriptor of a file that is there, to be read and written; a link at the end is an error."""
+    """Return a descriptor of an existing file for reading and writing; raise OSError if the path is a link."""
     return os.open(path, _NEW | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def path_of(fd: int) -> str:
-    """Return a path that leads to an open file. On Linux it may have no name."""
+    """Return a path to an open file; on Linux, the file may have no name."""
     return f"/proc/self/fd/{fd}"
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all bytes at a position, wherever other threads write."""
+    """Write all bytes at an offset. Threads may share the file."""
     view = memoryview(data)
     while view:
         count = os.pwrite(fd, view, offset)
@@ -246,12 +244,12 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 def give_name(fd: int, old: str | None, path: str) -> None:
     """
-    Give a new file a name in one step; raise FileExistsError if anything has it.
+    Give a new file its name in one step; raise FileExistsError if the name is taken.
 
-    ``old`` is the name that it has; None if it is one without a name. It may keep the old one.
+    ``old`` is its current name, or None if it has no name. It may keep the old name, too.
     """
     if old is None:
-        # Only with a descriptor does Python ask the system to follow the link, which leads to the open file.
+        # Python follows the link, which leads to the open file, only if a descriptor is passed, too.
         os.link(path_of(fd), path, src_dir_fd=fd, follow_symlinks=True)
         return
     try:
@@ -264,32 +262,32 @@ def give_name(fd: int, old: str | None, path: str) -> None:
 
 def replace(fd: int, old: str, path: str, aside: str) -> None:  # noqa: ARG001 - Windows needs them
     """
-    Give an open file the name of another in one step.
+    Rename the open file ``old`` to ``path``, replacing another file in one step.
 
-    Some file systems on Windows cannot replace a file that somebody has open: it is renamed to ``aside`` just before,
-    and removed. It fails where those who have it open do not share deletion.
+    Some file systems on Windows cannot replace a file that somebody has open: it is first renamed to ``aside``, and
+    removed afterwards. This fails if programs that have it open do not share deletion.
     """
     os.replace(old, path)
 
 
 def rename(old: str, path: str) -> None:
-    """Give a file or a folder another name, that of an empty folder too; raise OSError if anything else has it."""
+    """Rename a file or a folder; a folder may replace an empty one, and raises OSError if anything else is there."""
     os.rename(old, path)
 
 
 def sync(fd: int) -> None:
-    """Wait until what was written to an open file is on the disk, and not in the disk's own memory."""
+    """Wait until everything written to an open file is on the disk, and not only in the disk's cache."""
     if sys.platform == "darwin":
         import fcntl
 
-        with suppress(OSError):  # a network has no such call
+        with suppress(OSError):  # not supported by network file systems
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
     os.fsync(fd)
 
 
 def sync_folder(path: str) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can do that; Windows does it alone."""
+    """Wait until the names in a folder are on the disk, if the file system supports it; do nothing on Windows."""
     fd = os.open(path or os.curdir, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -306,16 +304,16 @@ def sync_folder(path: str) -> None:
 
 
 def narrow(fd: int, mode: int) -> None:
-    """Take from an open file all that ``mode`` does not allow; nothing on Windows, which has no modes."""
+    """Remove permissions from an open file that ``mode`` does not include; do nothing on Windows."""
     with suppress(PermissionError):  # a file system without modes
         os.fchmod(fd, os.fstat(fd).st_mode & mode & 0o777)
 
 
 def take_after(fd: int, path: str, status: os.stat_result) -> None:
     """
-    Give what is open the mode of what has a path, and its owner and attributes as far as we may.
+    Give an open file the mode of the file at ``path``, and its owner and extended attributes as far as permitted.
 
-    On Windows it has the access control list of its folder.
+    Do nothing on Windows, where it has the access control list of its folder.
     """
     for owner, group in (
         (-1, status.st_gid),
@@ -334,11 +332,11 @@ def take_after(fd: int, path: str, status: os.stat_result) -> None:
 
 def clone(fd: int, source: int, path: str | None) -> None:
     """
-    Give a new file the content of another, where ``clones_to`` says that files share it; it loses its locks.
+    Give a new file the content of another, shared on the disk, if ``clones_to`` is true; its locks are lost.
 
-    ``path`` is the name that it has; None if it is one without a name.
+    ``path`` is its current name, or None if it has no name.
     """
-    if sys.platform == "darwin":  # which clones to a name that is free alone
+    if sys.platform == "darwin":  # macOS clones only to a free name
         assert path is not None
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         os.unlink(path)
@@ -349,13 +347,13 @@ def clone(fd: int, source: int, path: str | None) -> None:
         os.dup2(new, fd, inheritable=False)
         os.close(new)
     else:
-        import fcntl  # who only reads needs none of it
+        import fcntl  # not needed for reading
 
         fcntl.ioctl(fd, _FICLONE, source)
 
 
 def _clone_as(path: str, source: int) -> None:
-    """Make of an open file one of another name on macOS; see clonefile(2)."""
+    """Clone an open file to a new path on macOS; see clonefile(2)."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).fclonefileat(source, _IN_NO_FOLDER, os.fsencode(path), 0):
@@ -363,7 +361,7 @@ def _clone_as(path: str, source: int) -> None:
 
 
 def clones_to(source: int, folder: str) -> bool:
-    """Say whether an open file of some size can be cloned to a new one in a folder."""
+    """Return whether an open file of at least 64 KiB can be cloned to a new one in a folder."""
     with suppress(OSError):  # there may be no folder, or a file system without files of this kind
         if sys.platform == "darwin":
             path = os.path.join(folder, f".ckptool-{os.getpid()}-{os.urandom(8).hex()}")
@@ -387,11 +385,11 @@ def clones_to(source: int, folder: str) -> bool:
 
 
 CAN_EDIT = True
-"""Whether files can be edited in place: what is said of who owns a journal, and when it is on the disk, holds."""
+"""Whether files can be edited in place: owners of journals can be checked, and journals synced to the disk."""
 
 
 def lock(fd: int) -> bool | None:
-    """Lock an open file or folder until it is closed; return False if it is locked, None where there are no locks."""
+    """Lock an open file or folder until it is closed; return False if it is locked already, None without locks."""
     import fcntl
 
     return _locked(fcntl.flock, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -399,9 +397,9 @@ def lock(fd: int) -> bool | None:
 
 def lock_records(fd: int) -> bool | None:
     """
-    Lock an open file as ``lockf`` does, whose lock ends as soon as this process closes any descriptor of the file.
+    Lock an open file as ``lockf`` does; such a lock ends when this process closes any descriptor of the file.
 
-    Linux has locks that the open file owns: they end with it alone, and keep out the same processes.
+    Linux has locks that belong to the open file: these end only with it, and exclude the same processes.
     """
     import fcntl
 
@@ -421,28 +419,28 @@ def _locked(call: Callable[..., object], *arguments: object) -> bool | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether this machine has a process of this number."""
+    """Return whether this machine has a process with this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's
         return True
     return True
 
 
 MOST_PROCESSES = 1024
-"""How many can be waited for at once."""
+"""How many processes can be waited for at once."""
 
 
 def is_unread(error: OSError) -> bool:
-    """Say whether an error of writing says that nobody reads any more what is written."""
+    """Return whether an error of writing means that the reader has closed the pipe."""
     return isinstance(error, BrokenPipeError)
 
 
 @contextmanager
 def no_interrupt() -> Iterator[None]:
-    """Keep Ctrl-C from reaching the processes that are started meanwhile."""
+    """Keep Ctrl-C from reaching processes that are started in the block."""
     import signal
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -456,23 +454,23 @@ def no_interrupt() -> Iterator[None]:
 
 
 SHELLS_EXPAND = True
-"""Whether a pattern of paths that is not quoted is looked up before a program sees it."""
+"""Whether the shell expands patterns of paths that are not quoted, before a program gets them."""
 
 
 def quoted(word: str) -> str:
-    """Return a word as the shell takes it: on Windows as both cmd.exe and PowerShell do, as far as they agree."""
-    from shlex import quote  # few files need advice
+    """Return a word quoted for the shell; on Windows for both cmd.exe and PowerShell, as far as they agree."""
+    from shlex import quote  # few calls print commands
 
     return quote(word)
 
 
 def command_line(*words: str) -> str:
-    """Return words as a line for the shell."""
+    """Return words as a line for the shell, quoted where needed."""
     return " ".join(map(quoted, words))
 
 
 def command_for(what: str, path: str) -> str | None:
-    """Return the command to "read", "enter", "write" or "remove" a path: that allows it, or does; None if unknown."""
+    """Return the command that lets this user "read", "enter" or "write" a path, or that can "remove" it; or None."""
     words = {
         "read": "chmod u+r",
         "enter": "chmod u+rx",
@@ -483,6 +481,6 @@ def command_for(what: str, path: str) -> str | None:
 
 
 COPY_LINKED = "cp -rL FOLDER COPY"
-"""The command that copies a folder with what its links lead to."""
+"""The command that copies a folder with the targets of its links."""
 MORE_DESCRIPTORS = "Allow more open files: ulimit -n 4096"
-"""What to do where there are too few descriptors."""
+"""A hint for too few descriptors."""
