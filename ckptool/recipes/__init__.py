@@ -17,11 +17,11 @@ def asked_recipe(
     given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
 ) -> AskedRecipe | None:
     """
-    Return the recipe that a caller asked for; None if for none: most ask for none, and import nothing of all this.
+    Return the requested recipe, or None if none is requested: most calls request none, and import nothing more.
 
     Raises:
         ValueError: There are numbers, or ``reverse``, and no recipe.
-        MigrationRefused: There is no such recipe, or no way back.
+        MigrationRefused: There is no such recipe, or it cannot be reversed.
     """
     if given is None and not numbers and not reverse:
         return None

@@ -1,8 +1,8 @@
 """
 A recipe and the weights of a checkpoint → the weights in the other layout.
 
-All rules are about the names as they are at first, and are applied at once. A name that two rules take, a part that is
-missing, and a name that no rule takes are refused, by name.
+All rules match the original names, and are applied at once. A name that two rules match, a part that is missing, and a
+name that no rule matches are refused, by name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ckptool.recipes.recipe import Numbers, Recipe, Rule
 from ckptool.tensors.reading import LazyTensor
 
 Bound: TypeAlias = tuple[tuple[str, str], ...]
-"""What variables are, but for that of a list."""
+"""The values of variables, each with its variable, without the variable of a list."""
 _REST_HINT: Final = "Leave them out when it is migrated, `exclude=`; a recipe that says rest = 'keep' keeps them."
 
 
 class Move(NamedTuple):
-    """What one rule makes of tensors that it does more with than rename them: names and shapes before and after."""
+    """What a rule that does more than rename makes of tensors: names and shapes before and after."""
 
     does: str
     """The operations: ``stack 0, concat 1``."""
@@ -35,27 +35,27 @@ class Move(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Weights in another layout, and how they came about."""
+    """Weights in another layout, and how they were made."""
 
     weights: Weights
     moves: tuple[Move, ...]
     notes: tuple[str, ...] = ()
-    """What it left as it was."""
+    """A note on the names that the recipe left alone."""
 
 
 class Made(NamedTuple):
     """One name of the other layout."""
 
     at: str
-    """The name in whose place it is."""
+    """The old name whose place in the order it takes."""
     name: str
     sources: tuple[str, ...]
     tensor: LazyTensor | None
-    """None where it is that of its source, or what is no tensor."""
+    """None if the tensor, or other value, of its source is only renamed."""
 
 
 class _Taken(NamedTuple):
-    """The names that a rule takes together: for each of its patterns one, or those of a list by their numbers."""
+    """The names that a rule takes together: for each of its patterns, names by their numbers in a list, or one by 0."""
 
     rule: Rule
     bound: Bound
@@ -66,11 +66,11 @@ def apply_recipe(
     recipe: Recipe, weights: Weights, given: Mapping[str, int], cancellation: Cancellation | None = None
 ) -> Applied:
     """
-    Return weights in the layout that a recipe makes of theirs; ``given`` are the numbers that are known.
+    Return weights in the layout that a recipe makes of theirs; ``given`` are numbers for the recipe.
 
     Raises:
-        MigrationRefused: The recipe is about none of the names; two rules take one; a part of a rule is missing; a name
-            is taken by none, and is not to be kept; shapes do not fit; or two tensors would have one name.
+        MigrationRefused: The recipe matches none of the names; two rules match one; a part of a rule is missing; a name
+            that must not stay is matched by no rule; shapes do not fit; or two tensors would have one name.
     """
     numbers = Numbers(recipe, given)
     groups, rest = _groups(recipe, weights, cancellation)
@@ -110,7 +110,7 @@ def put_together(
     dropped: Sequence[str] = (),
 ) -> Applied:
     """
-    Return the weights that were made, with the rest, in the order of the source.
+    Return the weights that were made, and the rest, in the order of the source.
 
     Raises:
         MigrationRefused: Two would have one name.
@@ -128,7 +128,7 @@ def _sides_hint(recipe: Recipe) -> str:
 
 
 def _idle_hint(recipe: Recipe, groups: Sequence[_Taken], rest: Sequence[str]) -> str:
-    """Return which rule that takes nothing has the name that is most like one that is left."""
+    """Return a hint with the unused rule whose name is most like one that is left."""
     busy = {id(group.rule) for group in groups}
     idle = [str(one) for rule in recipe.rules if id(rule) not in busy and not rule.only for one in rule.sources]
     near = by_likeness(rest[0], idle)[:1]
@@ -136,7 +136,7 @@ def _idle_hint(recipe: Recipe, groups: Sequence[_Taken], rest: Sequence[str]) ->
 
 
 def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None) -> tuple[list[_Taken], list[str]]:
-    """Return the names that rules take together, and those that none takes."""
+    """Return the names that rules take together, and those that no rule takes."""
     plain: dict[str, list[tuple[int, int]]] = {}
     others: list[tuple[int, int]] = []
     for number, rule in enumerate(recipe.rules):
@@ -170,7 +170,7 @@ def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None)
 
 
 def _refuse_missing(recipe: Recipe, group: _Taken) -> None:
-    """Raise MigrationRefused where a part of what a rule takes together is not there."""
+    """Raise MigrationRefused if a part of what a rule takes together is missing."""
     last = max(max(names) for names in group.names if names)
     wanted = range(last + 1)
     for pattern, names in zip(group.rule.sources, group.names, strict=True):
@@ -186,7 +186,7 @@ def _refuse_missing(recipe: Recipe, group: _Taken) -> None:
 def _made(
     group: _Taken, columns: list[list[str]], weights: Weights, numbers: Numbers
 ) -> Iterator[tuple[str, LazyTensor | None]]:
-    """Yield the new names of a group with their tensors; None for an entry that is none, and stays what it is."""
+    """Yield the new names of a group with their tensors; None for an entry that is not a tensor, and stays."""
     rule, bound = group.rule, dict(group.bound)
     if rule.is_rename:
         for target, column in zip(rule.targets, columns, strict=True):
@@ -205,7 +205,7 @@ def _made(
 
 
 def _weights(weights: Weights, made: Sequence[Made], dropped: Sequence[str]) -> Weights:
-    """Return the weights that were made; what is known of modules goes, for they are others now."""
+    """Return the weights that were made, without the facts of modules, which are different modules now."""
     tensors: dict[str, LazyTensor] = {}
     others = dict[str, object]()
     old_names: dict[str, str] = {}
@@ -236,7 +236,7 @@ def _weights(weights: Weights, made: Sequence[Made], dropped: Sequence[str]) -> 
 
 
 def moves_shown(moves: Sequence[Move]) -> Iterator[str]:
-    """Yield what a recipe does, a line for each kind of move, with the first of its kind."""
+    """Yield a line for each kind of move that a recipe makes, with the first of its kind."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, move in enumerate(moves):
         shapes = [tuple(shape for _, shape in side) for side in (move.before, move.after)]

@@ -1,4 +1,4 @@
-"""Which recipe is meant by a name or a path, the numbers that a checkpoint says, and the weights in its layout."""
+"""Find a recipe by its name or path, and numbers for it beside a checkpoint, and apply it to weights."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _SUFFIX: Final = ".toml"
 _TRANSFORMERS: Final = "transformers:"
 _SETTINGS: Final = ("config.json", "params.json")
 _INSIDE: Final = ("text_config", "llm_config")
-"""Where settings of models for pictures and text have those of the language model."""
+"""Keys under which settings of models for pictures and text have those of the language model."""
 
 
 @dataclass(frozen=True)
 class AskedRecipe:
-    """A recipe that a caller asked for."""
+    """A recipe that a caller requested."""
 
     recipe: Recipe | Callable[[Checkpoint, Weights], Applied]
-    """It, or what applies it to the weights of a checkpoint."""
+    """The recipe, or a function that applies it to the weights of a checkpoint."""
     numbers: Mapping[str, int]
-    """Those that the caller says."""
+    """Numbers that the caller gave."""
 
     def applied(self, checkpoint: Checkpoint, weights: Weights) -> Applied:
         """
@@ -67,11 +67,11 @@ def named_recipes() -> list[str]:
 
 def read_recipe(given: str | os.PathLike[str]) -> Recipe:
     """
-    Return the recipe of a name, or in a file of TOML.
+    Return the recipe with a name, or in a file of TOML.
 
     Raises:
         MigrationRefused: No recipe has the name.
-        MalformedFile: The file is no recipe.
+        MalformedFile: The file is not a recipe.
         FileUnavailable: It cannot be read.
     """
     text = os.fspath(given)
@@ -89,7 +89,7 @@ def read_recipe(given: str | os.PathLike[str]) -> Recipe:
     return _of_ours(text)
 
 
-@cache  # each of many files may be compared with what all of them make
+@cache  # many files may be compared with the results of all recipes
 def _of_ours(name: str) -> Recipe:
     return _from_file(name, os.path.join(_NAMED, name + _SUFFIX))
 
@@ -107,11 +107,11 @@ def asked(
     given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
 ) -> AskedRecipe | None:
     """
-    Return the recipe that a caller asked for; None if for none.
+    Return the requested recipe; None if none is requested.
 
     Raises:
         ValueError: There are numbers, or ``reverse``, and no recipe.
-        MigrationRefused: There is no such recipe, or no way back.
+        MigrationRefused: There is no such recipe, or it cannot be reversed.
     """
     if given is None:
         if reverse or numbers:
@@ -130,7 +130,7 @@ def asked(
 
 
 def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Applied:
-    """Return what transformers makes of the weights of a model type."""
+    """Return what transformers makes of the weights of the model type in the name of a recipe."""
     config = object_beside(checkpoint.path, checkpoint.source, _SETTINGS[0])
     if not config:
         fact = f"{name!r} needs config.json beside the file, and there is none"

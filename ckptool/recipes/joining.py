@@ -1,8 +1,8 @@
 """
-The files of ranks → one checkpoint: which files, in which order, and the whole tensors that their slices are.
+Files of ranks → one checkpoint: find the files and their order, and join their slices to whole tensors.
 
-The order is that of the numbers in their names. A number that is not there is refused, and so is a name that not all
-ranks have. Tensors that all ranks are to have are read, and compared; nothing else is.
+The numbers in the names give the order. A missing number is refused, and so is a name that some ranks lack. Tensors
+that every rank must have are read, and compared; no others are read.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ckptool.tensors.tensor import TensorInfo, identity
 NAME: Final = "slices"
 _TRAITS: Final = Traits(keeps_versions=False)
 _SAID: Final = re.compile(r"(?:\d[._-]?of|world[._-]?size)[._-]?0*(\d{1,6})(?=[\W_])", re.IGNORECASE)
-"""How many files there are, as their names say."""
+"""The number of files, in their names."""
 _FROM_ZERO: Final = re.compile(r"(?:^|[\W_])(?:rank|tp|mp)(?:[._-]?rank)?[._-]?0*1(?!\d)", re.IGNORECASE)
-"""The number of a second rank: these begin at 0."""
+"""The number of a second rank, in names that begin at 0."""
 
 
 class Joined(NamedTuple):
-    """The checkpoint that slices are together, and how each of its tensors came about."""
+    """The checkpoint that slices make up, and how each of its tensors was made."""
 
     checkpoint: Checkpoint
     moves: tuple[Move, ...]
@@ -50,22 +50,22 @@ class Joined(NamedTuple):
 
 
 class _Rank(NamedTuple):
-    """What one rank has, and for people, its files."""
+    """The weights of one rank, and the names of its files for messages."""
 
     tensors: dict[str, LazyTensor]
     files: str
     beside: list[str]
-    """What else is in them."""
+    """What else is in the files."""
 
 
 def open_joined(
     path: str, rules: SliceRules, key: str | None, which: WeightsChoice, given: Mapping[str, int], limits: Limits
 ) -> Joined:
     """
-    Open the files of all ranks in a folder, or those that one of them is of, as one checkpoint of their weights.
+    Open the files of all ranks in a folder, or of the set that one file belongs to, as one checkpoint of their weights.
 
     Raises:
-        MigrationRefused: They are not all there, or are not slices as the rules say.
+        MigrationRefused: Some are missing, or are not slices by the rules.
         CkptoolError: One cannot be read, or it is not clear which weights are meant.
     """
     if is_far(path):
@@ -75,7 +75,7 @@ def open_joined(
         place = os.path.dirname(place) or os.curdir
     folder = FolderSource(place, limits.cancellation)
     try:
-        if named := named_by(folder, MEGATRON):  # the save that is the last one
+        if named := named_by(folder, MEGATRON):  # the last save
             place = folder.place_of(named)
             folder.close()
             folder = FolderSource(place, limits.cancellation)
@@ -116,7 +116,7 @@ def _missing(fact: str) -> MigrationRefused:
 
 
 def _files(names: Sequence[str], rules: SliceRules, given: str | None) -> list[list[str]]:
-    """Return the files of each rank, in the order of the ranks: those that are of the given one, if there is one."""
+    """Return the files of each rank, in the order of the ranks; if a file is given, those of its set."""
     if rules.of.files:
         return _of_program([one for one in names if given is None or numbers(one)[0] == numbers(given)[0]], rules)
     likely = [name for name in names if is_likely(name)]
@@ -159,7 +159,7 @@ def _of_program(names: Sequence[str], rules: SliceRules) -> list[list[str]]:
 
 
 def _rank(files: Sequence[Checkpoint], key: str | None, which: WeightsChoice) -> _Rank:
-    """Return what the files of one rank hold together."""
+    """Return the weights in the files of one rank."""
     found: dict[str, LazyTensor] = {}
     beside: list[str] = []
     for one in files:
@@ -176,7 +176,7 @@ def _rank(files: Sequence[Checkpoint], key: str | None, which: WeightsChoice) ->
 def _whole(
     ranks: Sequence[_Rank], rules: SliceRules, given: Mapping[str, int]
 ) -> tuple[dict[str, TensorInfo], list[Move]]:
-    """Return the whole tensors, and what became of which; names of one tensor in each rank stay names of one."""
+    """Return the whole tensors, and the moves that made them; names that are tied in each rank stay tied."""
     first = ranks[0]
     for other in ranks[1:]:
         for one, two in ((first, other), (other, first)):
@@ -201,7 +201,7 @@ def _whole(
 
 
 def _arguments(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the numbers in the arguments of the training, where the file has them; what is on is 1."""
+    """Return the numbers in the arguments of the training, if the file has them; True is 1."""
     args = nodes.item(checkpoint.root, "args")
     pairs = nodes.mapping_pairs(args) or nodes.attribute_pairs(args) or []
     return {name: int(value) for name, value in pairs if isinstance(name, str) and isinstance(value, int)}

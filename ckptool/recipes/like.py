@@ -1,8 +1,8 @@
 """
-By which renames and which recipes the weights of one checkpoint get the names and shapes of another.
+Find the renames and recipes that give the weights of one checkpoint the names and shapes of another.
 
-Nothing is guessed by shapes alone, for q and k have one shape: a way is a few renames that wrappers and trainers make,
-one of the recipes that come with ckptool, or two in a row, and again a few renames.
+Shapes alone decide nothing, as q and k have the same one: a way is a few renames that wrappers and trainers make, one
+of the recipes that come with ckptool, or two in a row, and again a few renames.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ckptool.recipes.find import AskedRecipe, named_recipes, read_recipe, settin
 from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
-"""Names of each side that a recipe has to know before it is tried."""
+"""Names of each side that a recipe has to match before it is tried."""
 _LONGEST: Final = 64
-"""Characters of a model type."""
+"""Most characters of a model type."""
 _DEEPEST: Final = 3
-"""Components that all names begin with, of which a recipe may know nothing."""
+"""Most leading components of all names that a recipe may lack."""
 Made: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 """The names that a tensor is made of, and what is done to them."""
 
@@ -46,10 +46,10 @@ class Step(NamedTuple):
     """In the direction of the way."""
     reverse: bool
     numbers: Mapping[str, int]
-    """What it has to be told."""
+    """Numbers to pass to it."""
 
     def patterns(self, *, to: bool) -> list[Pattern]:
-        """Return what the names look like that it takes, or that it gives."""
+        """Return the patterns of the names that it takes, or with ``to``, of those that it makes."""
         rules = [rule for rule in self.recipe.rules if rule.only != "back"]
         return [one for rule in rules for one in (rule.targets if to else rule.sources)]
 
@@ -58,33 +58,33 @@ class Way(NamedTuple):
     """One way from the weights of a checkpoint to other names and shapes."""
 
     changes: Renames
-    """What is done to the names first."""
+    """The renames before the recipes."""
     steps: tuple[Step, ...]
     then: Renames
-    """What is done to the names last."""
+    """The renames after the recipes."""
     matched: KeyMatch
-    """How the outcome fits."""
+    """How the result matches the other checkpoint."""
     made: Mapping[str, Made] = {}
     """What each tensor is made of."""
     exclude: tuple[str, ...] = ()
-    """Globs of buffers that a model computes itself, and that the other has not."""
+    """Globs of buffers that a model computes itself, and that the other checkpoint lacks."""
     lacks: str = ""
-    """Which number nothing says."""
+    """The error for a number that nothing gives, as text; empty if none is missing."""
 
     @property
     def fits(self) -> bool:
-        """Whether every name that is wanted has one candidate, and nothing is left over."""
+        """Whether every expected name has one candidate, and nothing is left over."""
         matched = self.matched
         is_clear = not (matched.reshaped or matched.alternatives or self.lacks)
         return is_clear and bool(matched.pairs) and all(map(is_benign, (*matched.missing, *matched.unexpected)))
 
     @property
     def is_renaming(self) -> bool:
-        """Whether it is the first renames alone."""
+        """Whether it consists of the first renames alone."""
         return not (self.steps or self.matched.target_wrapped)
 
     def applied(self, checkpoint: Checkpoint, weights: Weights) -> Applied:
-        """Return weights, whose names are changed already, in the layout and with the names of the other checkpoint."""
+        """Return weights, which are renamed already, in the layout and with the names of the other checkpoint."""
         moves, notes = list[Move](), list[str]()
         for step in self.steps:
             weights, own, more = AskedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
@@ -95,7 +95,7 @@ class Way(NamedTuple):
 
     @property
     def options(self) -> str:
-        """The options of ``migrate`` that go it; several calls, one after the other, where it says so."""
+        """The options of ``migrate`` that do it; of several calls, one after another."""
         calls = [_said(self.changes)]
         calls[0] += [f"`exclude={list(self.exclude)}`"] if self.exclude else []
         for step in self.steps:
@@ -108,7 +108,7 @@ class Way(NamedTuple):
 
     @property
     def left(self) -> str:
-        """What does not fit."""
+        """What does not fit, as text."""
         if self.lacks:
             return self.lacks
         matched = self.matched
@@ -156,9 +156,9 @@ def ways_to(
     checkpoint: Checkpoint, weights: Weights, expected: Shapes, numbers: Mapping[str, int] = NO_NUMBERS
 ) -> list[Way]:
     """
-    Return the ways that fit, each other than the others; if none does, the one that explains most, and fits not.
+    Return the different ways that fit; if none does, the one that explains most.
 
-    ``numbers`` are for recipes, beside what the checkpoint says.
+    ``numbers`` are for recipes, in addition to those beside the checkpoint.
     """
     start = _Stage(checkpoint, weights, {name: ((old,), ()) for name, old in weights.old_names.items()})
     plain = start.way(expected)
@@ -181,7 +181,7 @@ def ways_to(
 
 
 def _steps(numbers: Mapping[str, int]) -> Iterator[Step]:
-    """Yield the recipes that come with ckptool, each both ways."""
+    """Yield the recipes that come with ckptool, each in both directions."""
     for name in named_recipes():
         recipe = read_recipe(name)
         own = {one: value for one, value in numbers.items() if one in {*recipe.numbers, *recipe.lets}}
@@ -191,7 +191,7 @@ def _steps(numbers: Mapping[str, int]) -> Iterator[Step]:
 
 
 class _Names:
-    """Some of many names, and the components that all of them begin with."""
+    """A sample of many names, and the components that all of them begin with."""
 
     def __init__(self, names: Collection[str]) -> None:
         listed = list(names)
@@ -202,7 +202,7 @@ class _Names:
 
 
 def _seen_as(patterns: Sequence[Pattern], names: _Names, recipe: Recipe) -> Iterator[Renames]:
-    """Yield by which changes of their prefix a recipe knows names: none, one less, or one that it has and they not."""
+    """Yield changes of prefixes after which a recipe matches names: none, some removed, or one of its own added."""
 
     def knows(changes: Renames) -> bool:
         found = matching.renamed(names.some, changes) or []
@@ -218,7 +218,7 @@ def _seen_as(patterns: Sequence[Pattern], names: _Names, recipe: Recipe) -> Iter
 
 
 class _Stage(NamedTuple):
-    """Weights on a way, of which each has the name as its old one that it has there."""
+    """Weights at one point of a way, and what each of them is made of."""
 
     checkpoint: Checkpoint
     weights: Weights
@@ -236,7 +236,7 @@ class _Stage(NamedTuple):
         return self._replace(weights=_named(self.weights, new), made=made, changes=(*self.changes, *changes))
 
     def after(self, step: Step) -> _Stage | None:
-        """Return what a recipe makes of it, or which number it lacks; None if it is about something else."""
+        """Return the weights after a recipe, or which number it lacks; None if it does not match them."""
         weights = self.weights._replace(old_names={name: name for name in self.weights.names}, made_of={})
         steps = (*self.steps, step)
         try:
@@ -256,7 +256,7 @@ class _Stage(NamedTuple):
         return self._replace(weights=weights, made=made, steps=steps)
 
     def way(self, expected: Shapes) -> Way:
-        """Return how it fits."""
+        """Return the way to here, and how it fits."""
         if self.lacks:
             return Way(self.changes, self.steps, (), matching.by_name({}, {}), lacks=self.lacks)
         matched = matching.match(expected, {name: one.shape for name, one in self.weights.tensors.items()})
@@ -268,7 +268,7 @@ class _Stage(NamedTuple):
 
 
 def _reached(stage: _Stage, steps: Sequence[Step]) -> Iterator[_Stage]:
-    """Yield where recipes lead, each from names that it knows; only before the first have they another prefix."""
+    """Yield the results of recipes that match the names; only before the first recipe may the prefix change."""
     names, gone = _Names(stage.weights.names), {step.recipe.name for step in stage.steps}
     for step in steps:
         for changes in _seen_as(step.patterns(to=False), names, step.recipe) if step.recipe.name not in gone else ():
@@ -278,7 +278,7 @@ def _reached(stage: _Stage, steps: Sequence[Step]) -> Iterator[_Stage]:
 
 
 def _globs(matched: KeyMatch, made: Mapping[str, Made]) -> tuple[str, ...]:
-    """Return globs of the buffers that are left over, as the source calls them; of nothing that is taken."""
+    """Return globs of the buffers that are left over, by their names in the source; they match nothing that is used."""
     left = [made[name][0][0] for name in matched.unexpected if is_benign(name)]
     taken = [one for name in matched.pairs.values() for one in made[name][0]]
     short = dict.fromkeys(f"*{name.rpartition('.')[2]}" for name in left)
@@ -288,7 +288,7 @@ def _globs(matched: KeyMatch, made: Mapping[str, Made]) -> tuple[str, ...]:
 
 
 def _named(weights: Weights, new: Mapping[str, str]) -> Weights:
-    """Return weights under other names, where ``new`` has some."""
+    """Return weights under other names, for those that ``new`` has."""
     names = {name: new.get(name, name) for name in weights.names}
     if len(set(names.values())) < len(names):
         raise MigrationRefused("two of its names would be one", kind="name-collision")

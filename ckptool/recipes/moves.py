@@ -1,8 +1,8 @@
 """
-What the steps of a recipe do to the facts of tensors: joined, cut and turned, and no value is computed.
+Apply the steps of a recipe to the facts of tensors: join, cut and permute them, without computing a value.
 
-The bytes of what comes out are ranges of what went in, or its elements in another order; they are read when it is
-written, in bounded pieces.
+The bytes of a result are ranges of the bytes of its inputs, or their elements in another order; they are read when it
+is written, in bounded pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import MAX_RANK, TensorInfo, is_countable, row_major
 
 _MOST_PARTS: Final = 1 << 16
-"""Tensors that one can be cut into."""
+"""Most tensors that one can be cut into."""
 Tensors = list[LazyTensor]
 """One tensor, or those of a list of modules."""
 Value = Callable[[Number], int]
@@ -29,7 +29,7 @@ Value = Callable[[Number], int]
 
 def moved(rule: Rule, columns: Sequence[Tensors], value: Value) -> list[Tensors]:
     """
-    Return what the steps of a rule make of tensors: for each of its names one, or those of a list.
+    Return what the steps of a rule make of tensors: for each of its targets one, or those of a list.
 
     Raises:
         MigrationRefused: A tensor is not plain, or shapes and types do not fit a step.
@@ -79,7 +79,7 @@ def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value:
 
 
 def _turned(rows: list[Tensors], step: Step) -> list[Tensors]:
-    """Return what rows of parts are by part: the parts are in the order that the step says they lie in."""
+    """Return the parts of all rows by column, in the order that the step gives."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     return [columns[step.order.index(place)] for place in range(len(columns))] if step.order else columns
 
@@ -89,7 +89,7 @@ def _refused(tensor: LazyTensor, fact: str) -> MigrationRefused:
 
 
 def plain(tensor: LazyTensor) -> LazyTensor:
-    """Return a tensor; raise MigrationRefused if it can only be renamed."""
+    """Return a tensor, if more can be done with it than rename it; else raise MigrationRefused."""
     info = tensor.info
     if info.storage is None or info.layout != "strided" or info.dtype.packed > 1 or info.is_array:
         what = f"it is {info.layout} {info.dtype} on {info.location}, and only plain tensors can be more than renamed"
@@ -108,7 +108,7 @@ def _with(tensor: LazyTensor, shape: tuple[int, ...], stride: tuple[int, ...]) -
 
 
 def settled(tensor: LazyTensor) -> LazyTensor:
-    """Return a tensor whose elements lie in their order, and alone in their storage."""
+    """Return a tensor whose elements are in row-major order, and alone in their storage."""
     info = tensor.info
     assert info.storage is not None  # plain saw it
     if info.is_as_stored and info.nbytes == info.storage.nbytes:
@@ -120,7 +120,7 @@ def settled(tensor: LazyTensor) -> LazyTensor:
 
 
 def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes: Sequence[int]) -> LazyTensor:
-    """Return parts as one tensor: each has so many places along a dimension, in their order."""
+    """Return parts joined along a dimension, in their order; ``sizes`` are their sizes in it."""
     first = parts[0]
     if len(shape) > MAX_RANK or not is_countable(shape):
         raise _refused(first, f"{len(parts)} of them are more elements than a tensor can have")
@@ -136,7 +136,7 @@ def _joined(parts: Sequence[LazyTensor], shape: tuple[int, ...], dim: int, sizes
 
 
 def _pieces(parts: Sequence[LazyTensor], rank: int, dim: int, sizes: Sequence[int]) -> list[Piece]:
-    """Return the pieces of parts that were joined: of a part that was joined itself, its own, whose bytes are runs."""
+    """Return the pieces of joined parts: for a part that was joined itself, its own pieces, whose bytes are runs."""
     found = []
     for part, begin in zip(parts, accumulate(sizes, initial=0), strict=False):
         source = part.info.storage and part.info.storage.source
@@ -158,7 +158,7 @@ def _same(info: TensorInfo) -> TensorInfo:
 
 
 def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], object]) -> None:
-    """Raise MigrationRefused unless parts have one type, and one shape but for what is joined."""
+    """Raise MigrationRefused unless parts have one type, and the same shape except along the joined dimension."""
     first = parts[0]
     for other in parts[1:]:
         if (other.dtype, kept(other)) != (first.dtype, kept(first)):
@@ -167,7 +167,7 @@ def _refuse_unlike(parts: Sequence[LazyTensor], kept: Callable[[LazyTensor], obj
 
 
 def stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
-    """Return tensors of one shape as one that has a dimension more."""
+    """Return tensors of one shape stacked along a new dimension."""
     first = parts[0]
     dim = _dim(first, dim, len(first.shape) + 1)
     _refuse_unlike(parts, lambda one: one.shape)
@@ -176,7 +176,7 @@ def stacked(parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
 
 
 def concatenated(parts: Sequence[LazyTensor], dim: int, sizes: Sequence[int] | None) -> LazyTensor:
-    """Return tensors as one along a dimension: of equal sizes, of these, or with None of any."""
+    """Return tensors joined along a dimension: of equal sizes, of ``sizes``, or of any sizes if that is None."""
     first = parts[0]
     dim = _dim(first, dim, len(first.shape))
     _refuse_unlike(parts, lambda one: (len(one.shape), *one.shape[:dim], *one.shape[dim + 1 :]))
@@ -191,7 +191,7 @@ def concatenated(parts: Sequence[LazyTensor], dim: int, sizes: Sequence[int] | N
 
 
 def cut(tensor: LazyTensor, dim: int, sizes: Sequence[int]) -> Tensors:
-    """Return a tensor in pieces of these sizes along a dimension."""
+    """Return a tensor cut into pieces of these sizes along a dimension."""
     dim = _dim(tensor, dim, len(tensor.shape))
     if sum(sizes) != tensor.shape[dim] or min(sizes) < 0:
         raise _refused(tensor, f"sizes {list(sizes)} are not the {tensor.shape[dim]} along {dim}")
@@ -204,7 +204,7 @@ def cut(tensor: LazyTensor, dim: int, sizes: Sequence[int]) -> Tensors:
 
 
 def chunks(tensor: LazyTensor, dim: int, parts: int) -> Tensors:
-    """Return a tensor in so many equal pieces along a dimension."""
+    """Return a tensor cut into equal pieces along a dimension."""
     dim = _dim(tensor, dim, len(tensor.shape))
     size = tensor.shape[dim]
     _refuse_many(tensor, parts)
@@ -253,7 +253,7 @@ def _reshaped(tensor: LazyTensor, step: Step, value: Value) -> LazyTensor:
 
 
 def _filled(tensor: LazyTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape with what -1 stands for."""
+    """Return a shape with the size that -1 stands for."""
     known = prod(size for size in shape if size != -1)
     free = tensor.numel // known if known > 0 else 0
     found = tuple(free if size == -1 else size for size in shape)
@@ -268,7 +268,7 @@ def _viewed(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
 
 def _roped(tensor: LazyTensor, step: Step, value: Value) -> LazyTensor:
     """
-    Return rows that are pairs within each head as rows that are halves, or the other way.
+    Return rows that are pairs within each head as rows that are halves (``rope``), or the other way.
 
     transformers; src/transformers/models/llama/convert_llama_weights_to_hf.py, permute
     """

@@ -1,9 +1,9 @@
 """
-Recipes from transformers' own table of conversions: what makes a checkpoint of a model type the weights of its class.
+Recipes from transformers' own table of conversions: from a checkpoint of a model type to the weights of its class.
 
-The table is a list of changes of names by regular expressions, one after the other, and of operations on tensors, some
-of them below one module only. So the class is built without memory (on the device ``meta``), transformers itself says
-what becomes of each name, and does its operations on tensors without memory, which are traced. No tensor is read.
+The table is a list of renames by regular expressions, one after another, and of operations on tensors, some of them
+below one module only. So the class is built without memory (on the device ``meta``); transformers itself renames each
+name, and runs its operations on tensors without memory, which are traced. No tensor is read.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _FIRST: Final = (
 )
 """Tasks whose classes have all heads."""
 _DEQUANTIZES: Final = "Inkling2LoopDequantizeExperts"
-"""It takes weights alone, too: it makes quantised ones plain, and has no part in others."""
+"""An operation that makes quantised weights plain, and leaves alone others, which have no scales."""
 
 
 def applied_by_transformers(
     model_type: str, weights: Weights, config: Mapping[str, Any], *, reverse: bool = False
 ) -> Applied:
     """
-    Return what transformers' loading makes of weights; with ``reverse``, what its saving makes.
+    Return what transformers makes of weights when it loads them; with ``reverse``, when it saves them.
 
-    Tensors that the class has not stay as they are.
+    Tensors that the class lacks stay as they are.
 
     Raises:
         MigrationRefused: transformers has no such model type, or cannot build its class from this config, or changes
             nothing, or a part of a tensor is missing.
-        UnsupportedFeature: It does something to a tensor that is no move of bytes.
+        UnsupportedFeature: It does something to a tensor that is not a move of bytes.
         MissingPackage: transformers is not installed, or is older than 5.
     """
     said = config.get("model_type", model_type)
@@ -56,7 +56,7 @@ def applied_by_transformers(
         raise MigrationRefused(f"config.json says model type {said!r}, not {model_type!r}", kind="no-such-recipe")
     model = _model(model_type, config)
     changes = _part("conversion_mapping").get_model_conversion_mapping(model, add_legacy=not reverse)
-    if reverse:  # a prefix that was taken away, or was not there, is not known any more
+    if reverse:  # a prefix that was removed, or was never there, is not known any more
         changes = [one for one in changes if not isinstance(one, _part("core_model_loading").PrefixChange)]
         changes = [change.reverse_transform() for change in changes[::-1]]
     made, moves = list[Made](), list[Move]()
@@ -82,7 +82,7 @@ def _part(name: str) -> Any:
 
 
 def _model(model_type: str, config: Mapping[str, Any]) -> Any:
-    """Return the class that the config names, if it is one of this model type, or the first of those; on ``meta``."""
+    """Return a model on ``meta``: of the class that the config names, else of the first class of the model type."""
     transformers = _part("")
     if model_type not in transformers.CONFIG_MAPPING:
         fact = f"transformers {transformers.__version__} has no model type {model_type!r}"
@@ -102,7 +102,7 @@ def _model(model_type: str, config: Mapping[str, Any]) -> Any:
 
 
 def _classes(settings: type) -> Iterator[Any]:
-    """Yield the classes that transformers has for a kind of config, those with all heads first."""
+    """Yield the classes of transformers for a kind of config, those with all heads first."""
     auto = _part("models.auto.modeling_auto")
     tables = {name: one for name, one in sorted(auto.__dict__.items()) if re.fullmatch("MODEL_(FOR_.*_)?MAPPING", name)}
     for name in (*(f"MODEL_FOR_{kind}_MAPPING" for kind in _FIRST), "MODEL_MAPPING", *tables):
@@ -111,7 +111,7 @@ def _classes(settings: type) -> Iterator[Any]:
 
 
 def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config that names no code to fetch, also in the configs in it."""
+    """Return a config without references to code, also in the configs in it."""
     settings = deepcopy(dict(config))
     left: list[dict[str, Any]] = [settings]
     while left:
@@ -122,11 +122,11 @@ def _without_code(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Group:
-    """Tensors that become one, or several together: by the pattern that took them, in the order of their numbers."""
+    """Tensors that are converted together: by the pattern that matched them, in the order of their numbers."""
 
     def __init__(self, target: str, converter: Any, renamed: Callable[[str], str]) -> None:
         self.target, self.converter = target, converter
-        self.renamed = renamed  # what is still done to the names of the results
+        self.renamed = renamed  # how the results are renamed in the end
         self.parts: dict[str | None, list[str]] = {}
 
     @property
@@ -135,7 +135,7 @@ class _Group:
 
 
 def _groups(names: Sequence[str], changes: list[Any], model: Any, reverse: bool) -> list[_Group]:
-    """Return which tensors become which, as transformers says it."""
+    """Return which tensors are converted together, as transformers does it."""
     loading = _part("core_model_loading")
     renamings = [change for change in changes if isinstance(change, loading.WeightRenaming)]
     converters = [change for change in changes if isinstance(change, loading.WeightConverter)]
@@ -162,7 +162,7 @@ def _groups(names: Sequence[str], changes: list[Any], model: Any, reverse: bool)
 
 
 def _made(group: _Group, weights: Weights, model: Any) -> dict[str, LazyTensor]:
-    """Return what becomes of the tensors of a group, by name: transformers' own operations on them are traced."""
+    """Return the tensors that a group becomes, by name; transformers' own operations on them are traced."""
     names, target = group.names, group.target
     if group.converter is None:
         if len(names) > 1:

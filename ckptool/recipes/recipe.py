@@ -1,8 +1,8 @@
 """
-``Recipe``: rules that say which tensors become which, from a table of TOML; each has an inverse, ``drop`` aside.
+``Recipe``: rules for how tensors become others, from a table of TOML; each has an inverse, except ``drop``.
 
-All that can be wrong with a recipe without a checkpoint is said here: names of variables, steps that do not fit each
-other, numbers that are made of each other in a circle.
+Everything that can be wrong with a recipe itself is checked here: names of variables, steps that do not fit each other,
+numbers that depend on each other in a circle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckptool.messages import some
 from ckptool.names.patterns import Pattern, said_in
 
 Way: TypeAlias = Literal["each", "lists", "rows", "to lists", "apart"]
-"""What a step goes over: each tensor; lists, each of which becomes one; rows, one of each name; or tensors, cut up."""
+"""What a step works on: each tensor; lists to join; rows to join, with one tensor of each name; or tensors to cut."""
 Number: TypeAlias = int | str
 """An integer, or an expression of integers and names: ``num_attention_heads * head_dim``."""
 
@@ -39,7 +39,7 @@ _PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
     "rope": ("heads", "of"),
     "unrope": ("heads", "of"),
 }
-"""What each operation can be given."""
+"""The parameters of each operation."""
 OPERATIONS: Final = tuple(_PARAMETERS)
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "split": ("sizes",),
@@ -54,12 +54,12 @@ _WAYS: Final = ("forward", "back")
 _SIGNS: Final[Mapping[type[ast.operator], Any]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.FloorDiv: floordiv}
 _ANY_PREFIX: Final = "{p}."
 _LONGEST: Final = 200
-"""Characters of an expression."""
+"""Most characters of an expression."""
 _MOST: Final = 1 << 62
 _MOST_LETS: Final = 100
 _MOST_RULES: Final = 20_000
 _LONGEST_NAME: Final = 2_000
-"""Characters of a name, with all alternatives of its variables."""
+"""Most characters of a name, with all alternatives of its variables."""
 HINT: Final = "docs/layouts.md says what a recipe may have."
 
 
@@ -75,9 +75,9 @@ class Step(NamedTuple):
     heads: Number = 1
     parts: Number | None = None
     order: tuple[int, ...] = ()
-    """Which part lies where, of those that are joined or cut; in their order, if nothing is said."""
+    """The part in each place, of those that are joined or cut; in their order by default."""
     of: tuple[int, ...] = ()
-    """Which of the tensors it is about; all, if nothing is said."""
+    """Numbers of the tensors that it changes; all by default."""
 
     @property
     def inverse(self) -> Step:
@@ -104,22 +104,22 @@ def _said(value: object) -> str:
 
 
 class Rule(NamedTuple):
-    """What becomes of the tensors whose names match patterns; ``targets`` is empty where they are dropped."""
+    """How tensors whose names match ``sources`` become others; ``targets`` is empty if they are dropped."""
 
     sources: tuple[Pattern, ...]
     targets: tuple[Pattern, ...]
     steps: tuple[Step, ...]
     only: str = ""
-    """The one way that it is for: ``forward`` or ``back``."""
+    """The only direction that it applies to: ``forward`` or ``back``; empty for both."""
 
     @property
     def is_rename(self) -> bool:
-        """Whether tensors stay what they are."""
+        """Whether tensors stay unchanged."""
         return all(step.op == "rename" for step in self.steps)
 
     @property
     def does(self) -> str:
-        """What it does, in a word or some."""
+        """Its operations, as text."""
         return ", ".join(map(str, self.steps)) or "rename"
 
     @property
@@ -140,21 +140,21 @@ class Recipe:
     rules: tuple[Rule, ...]
     about: str = ""
     source: str = ""
-    """Where the layout comes from: the code that says so."""
+    """The code that the layout comes from."""
     sides: tuple[str, str] = ("", "")
-    """What the two layouts are called."""
+    """The names of the two layouts."""
     keeps_rest: bool = False
     """Whether names that no rule takes stay as they are."""
     lets: Mapping[str, Number] = field(default_factory=dict)
-    """Numbers that hold where the checkpoint's settings do not say them."""
+    """Numbers to use if the settings of the checkpoint do not give them."""
 
     @property
     def reversed(self) -> Recipe:
         """
-        The recipe for the way back.
+        The recipe in the other direction.
 
         Raises:
-            MigrationRefused: It drops something, which no recipe can bring back.
+            MigrationRefused: It drops something, which no recipe can restore.
         """
         rules = [rule for rule in self.rules if rule.only != "forward"]
         dropped = next((rule for rule in rules if not rule.targets), None)
@@ -166,7 +166,7 @@ class Recipe:
 
     @property
     def numbers(self) -> list[str]:
-        """The names of the numbers that its rules and its own numbers are made of, without those that it says."""
+        """The names of the numbers that its rules and its own numbers need, without those that it defines."""
         used = dict.fromkeys(name for given in self._given() for name in _names_in(given))
         return [name for name in used if name not in self.lets]
 
@@ -179,7 +179,7 @@ class Recipe:
 
 
 class Numbers:
-    """The numbers that a recipe's expressions stand for: those that are given, then its own."""
+    """The values of the expressions in a recipe: from the given numbers, then from its own."""
 
     def __init__(self, recipe: Recipe, given: Mapping[str, int]) -> None:
         self._recipe = recipe
@@ -187,10 +187,10 @@ class Numbers:
 
     def value(self, number: Number) -> int:
         """
-        Return a number.
+        Return the value of a number.
 
         Raises:
-            MigrationRefused: It is made of a name that nothing says, divides by 0, or becomes too large.
+            MigrationRefused: It needs a name that nothing defines, divides by 0, or becomes too large.
         """
         if isinstance(number, int):
             return number
@@ -198,7 +198,7 @@ class Numbers:
             if name not in self._known:
                 if name not in self._recipe.lets:
                     raise self._unknown(name)
-                self._known[name] = self.value(self._recipe.lets[name])  # which are few, and in no circle
+                self._known[name] = self.value(self._recipe.lets[name])  # which are few, and not in a circle
         try:
             found = _evaluate(_parsed(number), self._known)
         except ZeroDivisionError as error:
@@ -237,7 +237,7 @@ def _names_in(number: Number) -> list[str]:
 
 
 def _evaluate(node: ast.expr, known: Mapping[str, int]) -> int:
-    """Return the value of an expression of at most 200 characters, which bounds how deep it is."""
+    """Return the value of an expression of at most 200 characters, which bounds its depth."""
     if isinstance(node, ast.Constant):
         return int(str(node.value))
     if isinstance(node, ast.Name):
@@ -252,10 +252,10 @@ def _evaluate(node: ast.expr, known: Mapping[str, int]) -> int:
 
 def recipe_of(name: str, table: Mapping[str, Any], path: str, named: Callable[[str], Recipe]) -> Recipe:
     """
-    Return the recipe that a table of TOML is; ``named`` gives those that it has parts of.
+    Return the recipe in a table of TOML; ``named`` returns those that are parts of it.
 
     Raises:
-        MalformedFile: A key, a pattern or a step means nothing, or steps do not fit what they are given.
+        MalformedFile: A key, a pattern or a step has no meaning, or steps do not fit what they get.
     """
     try:
         return _recipe(name, table, named)
@@ -305,7 +305,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: Sequence[str], what: str) -
 
 
 def _refuse_circles(lets: Mapping[str, Number]) -> None:
-    """Raise ValueError where numbers are made of each other, or of themselves, in a circle."""
+    """Raise ValueError if numbers depend on each other, or on themselves, in a circle."""
     left = {name: [one for one in _names_in(number) if one in lets] for name, number in lets.items()}
     while ready := [name for name, inside in left.items() if not any(one in left for one in inside)]:
         for name in ready:
@@ -324,7 +324,7 @@ def _number(value: object, what: str) -> Number:
 
 
 def _rules(table: Mapping[str, Any]) -> Iterator[Rule]:
-    """Yield the rules of a table: one, or one for each entry of ``each``, whose texts are put into the names."""
+    """Yield the rule of a table, or one for each entry of ``each``, whose texts are put into the names."""
     steps = tuple(_steps(table))
     sources, targets = (_texts(table.get(key, []), key) for key in ("from", "to"))
     only = table.get("only", "")
@@ -353,7 +353,7 @@ def _rule(sources: Sequence[str], targets: Sequence[str], steps: tuple[Step, ...
 
 
 def _of_part(rule: Rule, before: str, after: str) -> Rule:
-    """Return a rule of another recipe for what has these prefixes, in place of any."""
+    """Return a rule of another recipe for names with these prefixes, in place of any prefix."""
     sides = []
     for head, side in ((before, rule.sources), (after, rule.targets)):
         texts = [one.text.removeprefix(_ANY_PREFIX) for one in side]
@@ -362,7 +362,7 @@ def _of_part(rule: Rule, before: str, after: str) -> Rule:
 
 
 def _entries(given: object) -> Iterator[dict[str, Any]]:
-    """Yield what ``each`` says: tables, or of several lists of tables every combination."""
+    """Yield the entries of ``each``: tables, or every combination of several lists of tables."""
     listed = given if isinstance(given, list) else []
     lists = listed if listed and all(isinstance(one, list) for one in listed) else [listed]
     if not all(isinstance(one, dict) for tables in lists for one in tables) or not all(lists):
@@ -383,7 +383,7 @@ def _texts(value: object, what: str) -> list[str]:
 def _steps(table: Mapping[str, Any]) -> Iterator[Step]:
     if "steps" not in table:
         given = {key: value for key, value in table.items() if key not in _ABOUT_RULE}
-        own = _PARAMETERS.get(str(table.get("op", "rename")), given)  # of one that is none, that is said
+        own = _PARAMETERS.get(str(table.get("op", "rename")), given)  # an unknown operation is refused below
         _refuse_unknown(table, (*_ABOUT_RULE, "op", "steps", *own), "")
         yield _step({"op": "rename", **given})
         return
@@ -465,7 +465,7 @@ def _check(rule: Rule) -> None:
 
 def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[Way, int, bool]:
     """
-    Return the way of a step, how many tensors there are after it, or lists of them, and whether they are lists.
+    Return how a step maps its inputs, how many tensors come out, and whether each is a list.
 
     Raises:
         ValueError: The step does not take so many.
@@ -506,7 +506,7 @@ def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[Way, int
 
 
 def _refuse_count(step: Step, parts: int) -> None:
-    """Raise ValueError where a step says something of other than so many parts."""
+    """Raise ValueError if a step has settings for another number of parts."""
     for name, count in (("sizes", len(step.sizes)), ("order", len(step.order)), ("parts", step.parts)):
         if type(count) is int and count not in (0, parts):
             raise ValueError(f"{step.op} has {name} for {count}, and there are {parts}")

@@ -30,25 +30,25 @@ _PIECE_NBYTES: Final = 1 << 20
 
 
 class SliceRule(NamedTuple):
-    """What ranks have of the tensors whose names match a glob."""
+    """How the tensors whose names match a glob are cut for ranks."""
 
     text: str
     glob: str
     dim: int | None
-    """None where every rank has all of it."""
+    """None if every rank has the whole tensor."""
     shares: tuple[Number, ...] = (1,)
-    """How large the tensors are that one is made of, compared with each other; one number is how many there are."""
+    """Relative sizes of the tensors that one consists of; a single number is how many of equal size there are."""
     width: str | None = None
-    """What the last dimension of the whole is: a tensor's, or a number."""
+    """The last dimension of the whole tensor: that of a tensor with this name, or a number."""
 
 
 class SliceRules:
-    """Rules that a caller asked for, together."""
+    """The rules that a caller requested."""
 
     def __init__(self, given: Sequence[str]) -> None:
         """
         Raises:
-            MigrationRefused: One is no rule, or names of rule sets are unknown, or two.
+            MigrationRefused: One is not a rule, or is the name of no set of rules; or there are two sets.
         """
         named = [text for text in given if "=" not in text]
         if unknown := [text for text in named if text not in NAMED]:
@@ -62,15 +62,15 @@ class SliceRules:
 
     @property
     def form(self) -> Literal["state_dict", "safetensors"]:
-        """The form of files that are written, where none is asked for."""
+        """The form of the files that are written, if none is requested."""
         return "state_dict" if self.of.written.endswith(".pth") else "safetensors"
 
     def file_name(self, rank: int, form: str) -> str:
         """
-        Return what the file of a rank is called.
+        Return the name of the file of a rank.
 
         Raises:
-            MigrationRefused: There are no such files in this form, or more than weights has to be in them.
+            MigrationRefused: There are no such files in this form, or they must contain more than weights.
         """
         name = self.of.written.format(rank)
         if not name:
@@ -84,10 +84,10 @@ class SliceRules:
 
     def numbers(self, given: Mapping[str, int], ranks: int) -> Numbers:
         """
-        Return the numbers that rules are made of.
+        Return the numbers for the expressions in rules.
 
         Raises:
-            MigrationRefused: Ranks cannot each have a whole number of something, so that some have copies.
+            MigrationRefused: The ranks cannot have equal shares of something, so that some have copies.
         """
         for name in self.of.per_rank:
             if given.get(name, 0) % ranks:
@@ -100,7 +100,7 @@ class SliceRules:
         Return the rule for each name.
 
         Raises:
-            MigrationRefused: There is none for a name, or there are two.
+            MigrationRefused: No rule matches a name, or two do.
         """
         found = {name: [rule for rule in self._rules if matches(rule.glob, name)] for name in names}
         if two := next((name for name, rules in found.items() if len(rules) > 1), None):
@@ -126,10 +126,10 @@ def _rule(text: str) -> SliceRule:
 
 def joined(rule: SliceRule, parts: Sequence[LazyTensor], numbers: Numbers) -> LazyTensor:
     """
-    Return the whole of the slices of one tensor, in the order of the ranks.
+    Return the whole tensor that slices make up, in the order of the ranks.
 
     Raises:
-        MigrationRefused: Shapes or types do not fit; what is to be the same differs; or slices are copies.
+        MigrationRefused: Shapes or types do not fit; a tensor that must be the same differs; or slices are copies.
     """
     parts = [plain(one) for one in parts]
     first = parts[0]
@@ -153,10 +153,10 @@ def joined(rule: SliceRule, parts: Sequence[LazyTensor], numbers: Numbers) -> La
 
 def slices(rule: SliceRule, whole: LazyTensor, ranks: int, numbers: Numbers) -> Tensors:
     """
-    Return what each rank has of a tensor.
+    Return the slice of a tensor for each rank.
 
     Raises:
-        MigrationRefused: It cannot be cut so.
+        MigrationRefused: It cannot be cut by the rule.
     """
     if rule.dim is None:
         return [whole] * ranks
@@ -165,7 +165,7 @@ def slices(rule: SliceRule, whole: LazyTensor, ranks: int, numbers: Numbers) -> 
 
 
 def refuse_width(rule: SliceRule, whole: LazyTensor, others: Mapping[str, LazyTensor], numbers: Numbers) -> None:
-    """Raise MigrationRefused if the rows of a whole tensor are not as long as its rule says."""
+    """Raise MigrationRefused if the rows of a whole tensor have another length than in its rule."""
     if rule.width is None:
         return
     wanted = others[rule.width].shape[-1] if rule.width in others else numbers.value(rule.width)
@@ -177,7 +177,7 @@ def refuse_width(rule: SliceRule, whole: LazyTensor, others: Mapping[str, LazyTe
 
 
 def _blocks(rule: SliceRule, tensor: LazyTensor, numbers: Numbers) -> Tensors:
-    """Return the tensors that one is made of."""
+    """Return the tensors that one consists of."""
     assert rule.dim is not None  # what is the same is not cut
     shares = [*map(numbers.value, rule.shares)]
     shares = shares if len(shares) > 1 else [1] * shares[0]
@@ -202,7 +202,7 @@ def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
 
 
 def _is_constant(tensor: LazyTensor) -> bool:
-    """Say whether the first elements are all the same: zeros, as they are before training, are no sign of a copy."""
+    """Return whether the first elements are all the same: zeros, as before training, are no sign of a copy."""
     head = next(iter(tensor.chunks(_PIECE_NBYTES)), b"")
     itemsize = tensor.info.dtype.itemsize
     return head == head[:itemsize] * (len(head) // itemsize)

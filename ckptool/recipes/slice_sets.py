@@ -1,7 +1,7 @@
 """
-The rules of programs that save a file for each rank of tensor parallelism, and what they call these files.
+Rules of programs that save a file for each rank of tensor parallelism, and the names of these files.
 
-Rules are those of `slice_rules`. The published code of each program is where they come from.
+``slice_rules`` explains the rules, which come from the published code of each program.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class SliceSet(NamedTuple):
     name: str = "join"
     rules: tuple[str, ...] = ()
     source: str = ""
-    """The code that says so."""
+    """The code that the rules come from."""
     files: str = ""
-    """A pattern of the names of its files, with the number of the rank, and of the part of what a rank has."""
+    """A pattern of the names of its files, with groups for the numbers of the rank and of a part of its tensors."""
     written: str = "rank{}"
-    """What a file is called that is written; without a suffix, it has that of its form. Empty where none is."""
+    """Name of the file of a rank that is written; without a suffix, the form adds its own. Empty if none is written."""
     key: str | None = None
-    """Which state dict the weights are, where a file has several."""
+    """The key of the weights, where a file has several state dicts."""
     lets: Mapping[str, Number] = MappingProxyType({})
-    """Numbers that hold where no settings say them."""
+    """Numbers to use if no settings give them."""
     per_rank: tuple[str, ...] = ()
-    """Numbers of what each rank has equally many of."""
+    """Numbers that all ranks must have an equal share of."""
 
 
 def _meta(name: str, embedding: int) -> SliceSet:
