@@ -1,5 +1,5 @@
 """
-What an adapter of low rank (LoRA) holds, by the names that libraries give its tensors, and how strong it is.
+Read an adapter of low rank (LoRA): its tensors, by the names that libraries give them, and how strong it is.
 
 - peft: https://github.com/huggingface/peft; src/peft/utils/save_and_load.py, tuners/lora/model.py
 - kohya: https://github.com/kohya-ss/sd-scripts; networks/lora.py
@@ -31,35 +31,35 @@ END: Final = re.compile(
     r"|(?P<own>[._])lora(?:_linear_layer)?[._](?P<other>down|up)(?:\.weight)?"
     r"|\.(?P<alpha>alpha))\Z"
 )
-"""How names end, behind that of the module that is changed."""
+"""Ends of names, after the name of the module that is changed."""
 _SIDES: Final = {"A": "down", "B": "up", "embedding_A": "down", "embedding_B": "up", "magnitude_vector": "magnitude"}
 _OTHER_KINDS: Final = {
     "lokr": "LoKr", "hada": "LoHa", "ia3": "IA3", "boft": "BOFT", "oft": "OFT", "vera": "VeRA", "randlora": "RandLoRA",
     "lora_mid": "LoCon with a core", "dora_scale": "DoRA of kohya", "diff_b": "whole differences",
     "diff": "whole differences", "prompt_embeddings": "prompts",
 }  # fmt: skip
-"""What the tensors of other kinds of adapters have in their names."""
+"""Parts of the names of tensors in other kinds of adapters."""
 _MARK: Final = re.compile(rf"(?:^|[._])({'|'.join(_OTHER_KINDS)})(?=[._]|\Z)")
 _UNUSUAL: Final = (
     *("lora_bias", "layer_replication", "target_parameters", "trainable_token_indices", "use_qalora"),
     *("alora_invocation_tokens", "arrow_config", "use_bdlora", "monteclora_config", "velora_config"),
 )
-"""Settings that make of LoRA something else."""
+"""Settings that turn LoRA into something else."""
 _CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
-"""Ways to begin that take something from the weights of the model: they are others then."""
+"""Initialisations that change the weights of the model, which differ from the original ones then."""
 _BY_ITS_LIBRARY: Final = "Merge it with the library that made it."
 _METADATA: Final = "lora_adapter_metadata"
 _SAVED: Final = re.compile(r"\.(modules_to_save(\.[^.]+)?|base_layer)(?=\.)")
-"""What peft puts into the names of a model's own tensors."""
+"""What peft inserts into the names of a model's own tensors."""
 _PLAIN: Final = re.compile(r"\^?(?:[\w.]|\\\.){1,200}\$?")
-"""Patterns that peft takes, and that repeat nothing; a dot in them is any character, as there."""
+"""Patterns that peft accepts and that repeat nothing; a dot in them is any character, as in peft."""
 _MOST_PATTERNS: Final = 10_000
 OF_PEFT: Final = "base_model.model."
 HEADS: Final = (
     *(OF_PEFT, "unet.", "transformer.", "diffusion_model.", "text_encoder.", "text_encoder_2."),
     *("text_encoder_3.", "lora_unet_", "lora_te1_", "lora_te2_", "lora_te3_", "lora_te_", "lora_transformer_"),
 )
-"""What libraries write before the names of a model, to say which of several it is."""
+"""Prefixes that libraries put before the names of a model, to say which of several it is."""
 
 
 class Pair(NamedTuple):
@@ -70,19 +70,19 @@ class Pair(NamedTuple):
     magnitude: LazyTensor | None
     is_embedding: bool
     scale: float
-    """What the product is multiplied by."""
+    """The factor of the product."""
     saved: LazyTensor | None
-    """What takes the place of the weight before, as peft saves embeddings and heads."""
+    """A tensor that replaces the weight before, as peft saves embeddings and heads."""
 
 
 class Adapter(NamedTuple):
-    """One adapter, with what it adds and what it replaces."""
+    """One adapter: what it adds, and what it replaces."""
 
     checkpoint: Checkpoint
     pairs: Mapping[str, Pair]
-    """By the names of modules, as the adapter has them."""
+    """By the names of modules in the adapter."""
     saved: Mapping[str, LazyTensor]
-    """What takes the place of a tensor of the model, by its name."""
+    """Tensors that replace those of the model, by name."""
     turns: bool
     """Whether weights are [inputs, outputs] (``fan_in_fan_out``)."""
     has_no_alpha: bool
@@ -90,7 +90,7 @@ class Adapter(NamedTuple):
 
 def read_adapter(checkpoint: Checkpoint) -> Adapter:
     """
-    Return what an adapter holds.
+    Read an adapter.
 
     Raises:
         MigrationRefused: It is of another kind, or a part of a pair is missing.
@@ -144,7 +144,7 @@ def read_adapter(checkpoint: Checkpoint) -> Adapter:
 
 
 def head_of(name: str) -> str:
-    """Return which of ``HEADS`` a name begins with."""
+    """Return the prefix in ``HEADS`` that a name begins with; empty if there is none."""
     return next((one for one in HEADS if name.startswith(one)), "")
 
 
@@ -156,7 +156,7 @@ def refused(checkpoint: Checkpoint, fact: str, hint: str | None = None, what: st
 def refuse_no_floats(
     checkpoint: Checkpoint, tensor: LazyTensor, what: str, others: tuple[str, ...] = (), hint: str | None = None
 ) -> None:
-    """Refuse a tensor that is not of plain floats, or of one of ``others``, whatever file it is in."""
+    """Refuse a tensor that is not of plain floats, or of a type in ``others``; it may be in another file."""
     info = tensor.info
     if info.storage is None or info.layout != "strided" or tensor.dtype not in (*TARGETS, *others):
         fact = f"{what} is {info.layout} {tensor.dtype} on {info.location}, no plain floats"
@@ -164,7 +164,7 @@ def refuse_no_floats(
 
 
 def _settings(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, Any]]:
-    """Return what is said of an adapter beside it, or by diffusers in its header, for each part of ``HEADS``."""
+    """Return the settings of an adapter, from beside it or from diffusers' metadata, for each prefix in ``HEADS``."""
     settings: dict[str, Any] = dict(object_beside(checkpoint.path, checkpoint.source, ADAPTER))
     path = checkpoint.path
     folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -192,7 +192,7 @@ def _settings(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _refuse_kind(checkpoint: Checkpoint, name: str) -> None:
-    """Refuse a tensor that is no part of a pair, unless peft has it in place of the model's."""
+    """Refuse a tensor that is not part of a pair, unless peft saved it in place of the model's."""
     if mark := _MARK.search(name):
         raise refused(checkpoint, f"it is {_OTHER_KINDS[mark[1]]}, not LoRA: it holds {name!r}", _BY_ITS_LIBRARY)
     if ".lora_" in name or not name.startswith(OF_PEFT):
@@ -202,7 +202,7 @@ def _refuse_kind(checkpoint: Checkpoint, name: str) -> None:
 def _scale(
     checkpoint: Checkpoint, module: str, sides: Mapping[str, LazyTensor], settings: Mapping[str, Mapping[str, Any]]
 ) -> float | None:
-    """Return by what the product of a pair is multiplied; None if nothing says it."""
+    """Return the factor of the product of a pair; None if nothing gives it."""
     rank = sides["down"].shape[0] if sides["down"].shape else 0
     if not rank:
         raise refused(checkpoint, f"{module!r} has rank 0")
@@ -222,7 +222,7 @@ def _scale(
 
 
 def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key: str, patterns: str) -> float | None:
-    """Return a number that settings say of a module: that of the first pattern that its name ends with, or of all."""
+    """Return a setting for a module: that of the first pattern that its name ends with, or the general one."""
     value = settings.get(key)
     listed = settings.get(patterns)
     if isinstance(listed, Mapping) and len(listed) > _MOST_PATTERNS:
@@ -243,7 +243,7 @@ def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key:
 
 @lru_cache(_MOST_PATTERNS)
 def _of_peft(pattern: str) -> re.Pattern[str]:
-    """Return what peft looks for in the name of a module."""
+    """Return the expression that peft matches with the name of a module."""
     return re.compile(rf"(.*\.)?({pattern})$")
 
 

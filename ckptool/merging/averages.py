@@ -22,11 +22,11 @@ from ckptool.tensors.reading import LazyTensor
 _PIECE_NUMEL: Final = 1 << 20
 _refused: Final = partial(refused, what="averaged")
 _COUNTS: Final = "num_batches_tracked"
-"""How many batches a BatchNorm has seen: no part of what it computes, and another in each checkpoint of a run."""
+"""The number of batches that a BatchNorm has seen: it differs in each checkpoint of a run, and needs no mean."""
 
 
 class _Average(MadeWeight):
-    """The bytes of a mean, in the type of the first."""
+    """The bytes of a mean, in the type of the first tensor."""
 
     def __init__(
         self, name: str, tensors: Sequence[LazyTensor], shares: Sequence[float], said: str, paths: Sequence[str]
@@ -36,7 +36,7 @@ class _Average(MadeWeight):
         self._shares = shares
         self._paths = paths
         self.odd = 0
-        """How many values were NaN or infinite in the first when it was made last, and are in the mean."""
+        """How many values in the mean are NaN or infinite because they are so in the first, when it was made last."""
 
     def made(self) -> Iterator[bytes]:
         from ckptool.torch_ops import merging, values
@@ -76,16 +76,16 @@ class AverageMerge:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of what was made."""
+        """Notes on what was made."""
         odd = ((one.name, counted(one.odd, "value")) for one in self._made if one.odd)
         return [*self._notes, *(f"{name!r} has {many} that are NaN or infinite, as in the first" for name, many in odd)]
 
     def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
         """
-        Return the means, and what is computed.
+        Return weights with the means, and the weights that are computed.
 
         Raises:
-            MigrationRefused: Names, shapes, or values that are no floats differ, or something is quantised.
+            MigrationRefused: Names, shapes, or values that are not floats differ, or something is quantised.
         """
         every = [{old: weights.tensors[name] for name, old in weights.old_names.items() if name in weights.tensors}]
         for other in (first, *self._others):
@@ -124,7 +124,7 @@ class AverageMerge:
         return weights._replace(tensors=changed), self._made
 
     def _refuse_unlike(self, name: str, same: Sequence[LazyTensor]) -> None:
-        """Refuse tensors that cannot be averaged: of other shapes, or not of floats, and not equal."""
+        """Refuse tensors that cannot be averaged: of different shapes, or not of floats, and not equal."""
         first = same[0]
         for other, one in zip(self._others, same[1:], strict=True):
             if one.shape != first.shape:

@@ -31,7 +31,7 @@ _PLAIN_FIRST: Final = "Quantised weights become plain with `dequantize=True`."
 
 
 class _Change(NamedTuple):
-    """What one adapter does to one weight: it has a tensor in its place, adds a product, or both."""
+    """What one adapter does to one weight: it replaces it by a tensor, adds a product, or both."""
 
     adapter: Adapter
     pair: Pair | None
@@ -50,12 +50,12 @@ class _Change(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other change of the same weight goes with it."""
+        """Whether no other change of the same weight is allowed with it."""
         return self.saved is not None or (self.pair is not None and self.pair.magnitude is not None)
 
 
 class _Merged(MadeWeight):
-    """The bytes of a weight with what adapters add to it; or those that one has in its place, in its type."""
+    """The bytes of a weight with what adapters add to it, or of a tensor that replaces it, in the weight's type."""
 
     def __init__(self, name: str, base: LazyTensor, changes: Sequence[_Change]) -> None:
         parts = [part for one in changes for part in (*one.parts, *filter(None, [one.saved]))]
@@ -88,7 +88,7 @@ class _Merged(MadeWeight):
 
 
 class LoraMerge:
-    """Puts adapters into weights, one after the other, each multiplied by its number."""
+    """Applies adapters to weights, one after another, each with its factor."""
 
     def __init__(self, adapters: Sequence[tuple[Adapter, float]], *, allow_unmatched: bool) -> None:
         self._adapters = adapters
@@ -98,7 +98,7 @@ class LoraMerge:
 
     def __call__(self, checkpoint: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
         """
-        Return the weights with what adapters change, and what is computed. Names that are tied stay tied.
+        Return the weights with the changes of adapters, and those that are computed. Tied names stay tied.
 
         Raises:
             MigrationRefused: A part of an adapter fits no weight, or several.
@@ -145,7 +145,7 @@ class LoraMerge:
         return weights._replace(tensors=tensors), list(made.values())
 
     def _fits(self, adapter: Adapter, base: Checkpoint, names: Mapping[str, str]) -> dict[str, str]:
-        """Return the tensor of the base that each pair, and each tensor, of an adapter is for."""
+        """Return the tensor of the base for each pair, and for each replacing tensor, of an adapter."""
         groups: dict[str, list[str]] = {}
         for key in (*adapter.pairs, *adapter.saved):
             groups.setdefault(head_of(key), []).append(key)
@@ -172,7 +172,7 @@ class LoraMerge:
 
 
 def _tied_by_settings(checkpoint: Checkpoint, weights: Weights) -> dict[Memory | None, Memory | None]:
-    """Return the memory of the embedding by that of an output layer that config.json ties to it, and that is equal."""
+    """Return the memory of the embedding by that of an output layer, if config.json ties them and they are equal."""
     from ckptool.torch_ops.differences import differ
 
     tensors = weights.tensors.items()
@@ -188,12 +188,12 @@ def _placed(
     adapter: Adapter, head: str, keys: Sequence[str], modules: Mapping[str, str], names: Mapping[str, str]
 ) -> dict[str, str]:
     """
-    Return the tensors of the base that parts of an adapter are for, whose names all begin with ``head``.
+    Return the tensors of the base for the parts of an adapter whose names all begin with ``head``.
 
-    The base may have more in front of each name, if it is the same for all; some may be missing if there is nothing.
+    Names of the base may have a longer prefix, if it is the same for all; some parts may be missing if there is none.
     """
     is_flat = head.startswith(_OF_KOHYA)
-    if is_flat:  # dots are underscores there: a name that two modules would have is that of none
+    if is_flat:  # dots are underscores there: a name that two modules would have is not used
         many = Counter(module.replace(".", "_") for module in modules)
         flat = ((module.replace(".", "_"), name) for module, name in modules.items())
         modules = {module: name for module, name in flat if many[module] == 1}
@@ -227,7 +227,7 @@ def _refuse_mixed(adapter: Adapter, changes: Mapping[str, _Change], shapes: Mapp
 
 
 def _change(adapter: Adapter, key: str, weight: float, name: str, base: LazyTensor) -> _Change:
-    """Return what a part of an adapter does to a weight of the base; refuse what does not fit it."""
+    """Return the change of a weight of the base by a part of an adapter; refuse what does not fit it."""
     shape = base.shape
     refuse_no_floats(adapter.checkpoint, base, f"{name!r} in the base", hint=_PLAIN_FIRST)
     pair = adapter.pairs.get(key)

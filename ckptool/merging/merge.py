@@ -1,7 +1,7 @@
 """
 Merge: a migration of one checkpoint with weights of others in it.
 
-All that holds of ``migrate`` holds here: forms, types, verification, bounded memory.
+Everything that ``migrate`` guarantees holds here, too: forms, types, verification, bounded memory.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def merge(
     average that keeps this share of what was before. Sums are made in float64. With form ``same``, all else that
     ``base`` holds is written, too.
 
-    All else is that of ``migrate``: what is to be different is said by ``Changes`` or its fields, ``dst`` is never half
-    written, and appears after it was read back. It needs torch. One weight of an adapter is in memory at a time, with
-    what is added to it; of averages, some megabytes of each file.
+    All else is as in ``migrate``: pass ``Changes`` or its fields; ``dst`` is never half written, and appears after it
+    was read back. It needs torch. One weight of an adapter is in memory at a time, with what is added to it; of
+    averages, some megabytes of each file.
 
     Raises:
         MigrationRefused: A part of an adapter fits no weight, by name or shape; an adapter is of another kind; names,
             shapes or integers of what is to be averaged differ; or what ``migrate`` refuses.
         CkptoolError: What ``migrate`` raises.
-        ValueError: Neither ``lora`` nor ``average`` is given, or both; or shares or scales that are no shares.
+        ValueError: Neither ``lora`` nor ``average`` is given, or both; or shares or scales are not valid.
     """
     asked = changes_of(changes, options)
     if (lora is None) == (average is None):
@@ -115,12 +115,12 @@ def _paths(given: Path | Sequence[Path]) -> list[str]:
 
 
 def _real(paths: Sequence[Path]) -> set[str]:
-    """Return the files that paths are, without links."""
+    """Return the paths of the files, without links."""
     return {path if is_far(path) else os.path.realpath(path) for path in [os.fspath(one) for one in paths]}
 
 
 def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: float) -> dict[str, float]:
-    """Return what each adapter is multiplied by."""
+    """Return the factor of each adapter, by its path."""
     weights = given if isinstance(given, Mapping) else {}
     paths = _paths(given if isinstance(given, str | os.PathLike) else list(given))
     real = _real(paths)
