@@ -1,5 +1,5 @@
 """
-The layouts of quantised weights that can be made dense: which tensors one is made of, and what comes out.
+Layouts of quantised weights that can be made dense: the tensors that one consists of, and what it becomes.
 
 Shapes and types are compared here, from the index alone. What does not fit is refused by name, before a value is read.
 
@@ -25,50 +25,50 @@ from ckptool.messages import some
 from ckptool.tensors.reading import LazyTensor
 
 _NUMBERS: Final = ("table", "inner_scale", "inner_table", "divisor", "factor")
-"""What else than scales a weight is made of, in floats."""
+"""Parts of a weight, other than scales, that are floats."""
 HALF: Final = ("bfloat16", "float16")
 _MOST_NBYTES: Final = 1 << 16
 _MOST_DIMS: Final = 64
 _FEWEST_ROWS: Final = 16
-"""No library has blocks of fewer, beside single rows."""
+"""Fewest rows of a block in any library, except single rows."""
 OF_ACTIVATIONS: Final = re.compile(
     r"((^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?|\.scale_input)\Z"
 )
-"""Ends of names of what scales activations and caches: a dense model has none of it."""
+"""Ends of the names of scales of activations and caches, of which a dense model has none."""
 _READ_ELSEWHERE: Final = re.compile(
     r"(^|[._])(weight_format|weight_shape|weight_g_idx|g_idx|quant_map|absmax|nested_absmax|nested_quant_map|perm"
     r"|comfy_quant)\Z"
     r"|\.quant_state\."
 )
 _ZERO_OFFSETS: Final = {"gptq": 1, "gptq_v2": 0, "auto_round": 0, "auto_round:gptqmodel": 0, "auto_round:auto_gptq": 1}
-"""What is added to zeros, by what settings call the layout: that of GPTQModel and AutoGPTQ, or of AutoRound."""
+"""What is added to zeros, by the name of the layout in settings: of GPTQModel and AutoGPTQ, or of AutoRound."""
 PLAIN_OF_COMFY: Final = "float8_"
-"""How the names of ComfyUI's layouts begin in which scales are in the order of rows."""
+"""Prefix of the names of ComfyUI's layouts in which scales are in the order of rows."""
 _OTHERWISE: Final = "Leave it out with `exclude=`, or dequantise it with what quantised it."
 _OTHER_ENDS: Final = {
     "._data": ("._data", ""),
     "int8_weight": ("int8_weight", "weight"),
     "_qdata": ("._weight_qdata", ".weight"),
 }
-"""How names of plain values end in layouts where those of dense weights end otherwise."""
+"""Ends of the names of plain values, and of dense weights, in layouts where these differ."""
 
 
 class Dense(NamedTuple):
     """One weight that can be made dense."""
 
     end: str
-    """How its name ends,"""
+    """The end of its name."""
     new_end: str
-    """and how that of the dense weight does."""
+    """The end of the name of the dense weight."""
     shape: tuple[int, ...]
     dtype: str
-    """The type that it has if none is asked for."""
+    """Its type if none is requested."""
     how: str
-    """The function of ``torch_ops.dequantize``, and what it is given:"""
+    """The function of ``torch_ops.dequantize`` that gets ``parts`` and ``facts``."""
     parts: Mapping[str, LazyTensor]
     facts: Mapping[str, float]
     is_turned: bool = False
-    """Whether the dense weight is the other way round: ``shape`` is [inputs, outputs]."""
+    """Whether the dense weight is transposed: ``shape`` is [inputs, outputs]."""
 
 
 class Found(NamedTuple):
@@ -81,7 +81,7 @@ class Found(NamedTuple):
     tensors: Mapping[str, LazyTensor]
     settings: Settings | None
     usual: str
-    """The type that the weights have which are not quantised."""
+    """The usual type of the weights that are not quantised."""
 
     @property
     def type_of_scale(self) -> str:
@@ -90,15 +90,15 @@ class Found(NamedTuple):
 
     @property
     def says(self) -> Mapping[str, Any]:
-        """What the settings beside the weights say; nothing where there are none."""
+        """The settings beside the weights; empty if there are none."""
         return self.settings.says if self.settings is not None else {}
 
     def beside(self, end: str) -> LazyTensor | None:
-        """Return the tensor whose name is the stem with this end."""
+        """Return the tensor whose name is the stem with this end; None if there is none."""
         return self.tensors.get(self.weight.stem + end)
 
     def refused(self, fact: str) -> MigrationRefused:
-        """Return the error for a weight that cannot be what its names say."""
+        """Return the error for a weight that is not what its names say."""
         return not_dense(self.weight.name, fact)
 
     def unlike(self, shape: Sequence[int], scale: Sequence[int]) -> MigrationRefused:
@@ -115,7 +115,7 @@ def dense_of(
     weight: Weight, tensors: Mapping[str, LazyTensor], settings: Settings | None, usual: str = "bfloat16"
 ) -> Dense:
     """
-    Return what a quantised weight becomes; of the ``usual`` type where nothing says which one it had.
+    Return how a quantised weight becomes dense, with the ``usual`` type if nothing records its own.
 
     Raises:
         MigrationRefused: It has no scale, its layout is not known, or its parts do not fit each other.
@@ -144,10 +144,10 @@ def dense_of(
 
 def refuse_unknown(weight: str, others: Sequence[str]) -> None:
     """
-    Refuse what belongs to a weight and is not used for it, unless it is known to say nothing of its values.
+    Refuse tensors that belong to a weight and are not used for it, unless they are known not to affect its values.
 
     Raises:
-        MigrationRefused: There is such: zeros, or a second scale, under a name that the layout does not have.
+        MigrationRefused: There are such tensors: zeros, or a second scale, with names that the layout does not have.
     """
     unknown = [one for one in others if not (OF_ACTIVATIONS.search(one) or _READ_ELSEWHERE.search(one))]
     if unknown:
@@ -155,7 +155,7 @@ def refuse_unknown(weight: str, others: Sequence[str]) -> None:
 
 
 def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], blocks: Sequence[Any] = ()) -> dict[str, int]:
-    """Return how many rows and columns share a scale; refuse shapes that say nothing, or contradict each other."""
+    """Return the rows and columns of the blocks that share a scale; refuse shapes that are unclear or contradictory."""
     rows, columns = (*(1, 1), *shape)[-2:]
     if len(shape) < 2 and prod(scale) != 1:
         raise found.unlike(shape, scale)
@@ -181,7 +181,7 @@ def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], blocks: 
 
 
 def _fits(lengths: object, sizes: Sequence[int], counts: Sequence[int]) -> bool:
-    """Say whether there are so many blocks of rows and of columns, if a block has such lengths."""
+    """Return whether blocks of these lengths give these numbers of blocks of rows and of columns."""
     if not isinstance(lengths, list | tuple) or len(lengths) != 2 or not all(type(one) is int for one in lengths):
         return False
     every = zip(sizes, lengths, counts, strict=True)
@@ -189,7 +189,7 @@ def _fits(lengths: object, sizes: Sequence[int], counts: Sequence[int]) -> bool:
 
 
 def _length(found: Found, size: int, count: int) -> int:
-    """Return how long so many blocks are, of equal lengths, or a power of two with the last one cut short."""
+    """Return the length of equal blocks, or a power of two if the last block is shorter; 0 if neither fits."""
     if count == 1:
         return size
     least = -(-size // max(count, 1))
@@ -299,7 +299,7 @@ def _mxfp4(found: Found) -> Dense:
 
 
 def _four_bits(found: Found) -> Dense:
-    """bitsandbytes: a text beside the values says everything."""
+    """bitsandbytes: a JSON object beside the values describes them."""
     name, values = found.weight.name, found.values
     text = found.beside(f".quant_state.bitsandbytes__{found.weight.rule[-3:].lower()}")
     table = found.tensors.get(f"{name}.quant_map")
@@ -397,13 +397,13 @@ def _awq(found: Found) -> Dense:
 
 
 def _only_bits(found: Found, otherwise: int) -> int:
-    """Return how many bits all values have, as the settings beside say; what else is given if they say of some."""
+    """Return the bits of all values in the settings; ``otherwise`` if these give none, or differ for some."""
     is_mixed = bool(found.says.get("extra_config") or found.says.get("dynamic"))
     return otherwise if is_mixed or found.settings is None else found.settings.bits or otherwise
 
 
 def _bits(found: Found, keys: str) -> int:
-    """Return how many bits a value has, as the settings beside say under some keys."""
+    """Return the bits of a value in the settings; refuse a weight without them."""
     bits = found.settings.bits if found.settings is not None else None
     if bits is None or not 1 < bits < 9:
         raise found.refused(f"nothing says how many bits it has ({keys})")
@@ -421,7 +421,7 @@ def _object(found: Found, text: LazyTensor) -> Mapping[str, object]:
 
 
 def _said(found: Found, key: str) -> list[Any]:
-    """Return what the settings beside say under a key: of all weights, or of some (compressed-tensors)."""
+    """Return the values of a key in the settings: for all weights, or for some (compressed-tensors)."""
     groups = found.says.get("config_groups")
     parts = [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
     return [one[key] for one in (found.says, *parts) if isinstance(one, Mapping) and one.get(key) is not None]

@@ -1,7 +1,7 @@
 """
-Weights with what is quantised among them made dense, while it is read.
+Make the quantised ones among weights dense: they are computed while they are read.
 
-What scales them, and all that means nothing without them, is left out. Everything else stays as it is.
+Their scales, and all that has no meaning without them, are left out. Everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ckptool.tensors.tensor import identity
 
 _OF_QUANTO: Final = ("input_scale", "output_scale")
 _OF_CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
-"""Models of transformers, by the type in config.json, that keep the weights of these layers as [inputs, outputs]:"""
+"""Types of models of transformers that keep the weights of these layers (``_CONV1D``) as [inputs, outputs]."""
 _UNKNOWN_MODEL: Final = ", [outputs, inputs]; GPT-2 wants [inputs, outputs], and no config.json says which model it is"
 _CONV1D: Final = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.[^.]+\Z")
 
@@ -53,9 +53,9 @@ class DenseSource(MadeWeight):
 
 def _is_of_activations(path: str, tensors: Mapping[str, LazyTensor], around: Collection[str]) -> bool:
     """
-    Say whether a number scales activations or caches, or marks a file.
+    Return whether a number scales activations or caches, or marks a file.
 
-    It is in a module ``around`` quantised weights; or, by quanto, is one of the two that a norm without any has.
+    It is in a module ``around`` quantised weights; or is one of the two that quanto gives a norm without such weights.
     """
     tensor, (module, _, name) = tensors[path], path.rpartition(".")
     is_marker = name == "scaled_fp8" and tensor.dtype in FP8
@@ -65,14 +65,14 @@ def _is_of_activations(path: str, tensors: Mapping[str, LazyTensor], around: Col
 
 
 def _refuse_comfy(checkpoint: Checkpoint) -> None:
-    """Refuse a file whose header says that scales are in an order that only kernels have."""
+    """Refuse a file whose header says that scales are in an order that only kernels use."""
     forms = re.findall(r'"format"\s*:\s*"(\w{1,40})"', checkpoint.metadata.get("_quantization_metadata", ""))
     if other := next((one for one in forms if not one.startswith(PLAIN_OF_COMFY)), None):
         raise MigrationRefused(f"it cannot be made dense: its layout is {other!r}, of ComfyUI", kind="not-dense")
 
 
 def _are_same(one: Dense, other: Dense) -> bool:
-    """Say whether two names of the same values are one weight: their scales may be copies."""
+    """Return whether two names of the same values are one weight: their scales may be copies."""
     from ckptool.torch_ops.differences import differ  # few are tied
 
     if one._replace(parts={}) != other._replace(parts={}) or one.parts.keys() != other.parts.keys():
@@ -82,7 +82,7 @@ def _are_same(one: Dense, other: Dense) -> bool:
 
 
 def _usual_type(plain: Sequence[LazyTensor]) -> str:
-    """Return the type of 16 bits that most of what is not quantised has; float32 if all of its floats are of that."""
+    """Return the 16-bit type that most plain elements have; if none has, float32 if any is, else bfloat16."""
     usual = Counter[str]()
     for tensor in plain:
         usual[tensor.dtype] += tensor.numel
@@ -94,15 +94,15 @@ def make_dense(
     checkpoint: Checkpoint, weights: Weights, dtype: str | None = None, *, saturate: bool = False, at_once: bool = False
 ) -> tuple[Weights, list[DenseSource]]:
     """
-    Return weights in which what was quantised is dense, and what makes each that is.
+    Return weights in which the quantised ones are dense, and the sources that compute these.
 
-    ``dtype`` is the type that dense weights get. Without it, that is the type of their scales if it has 16 bits, or
-    what the layout says, or bfloat16. Names keep what was changed of them. The bytes of a dense weight are computed
-    each time that they are read: in order, or ``at_once`` where who reads them would take pieces in any order.
+    ``dtype`` is the type of the dense weights; by default that of their scales if it has 16 bits, or what the layout
+    says, or bfloat16. Changes of names are kept. The bytes of a dense weight are computed each time that they are read:
+    in order, or ``at_once`` for readers that take pieces in any order.
 
     Raises:
         MigrationRefused: Nothing is quantised; or a weight has no scale, a layout that cannot be made dense, parts that
-            do not fit, or a name that does not say any more what it is.
+            do not fit, or a name that does not show any more what it is.
     """
     found = quantization_of(checkpoint)
     if found is None or not found.bound:
