@@ -1,1 +1,1 @@
-"""Quantised weights as the plain ones that they stand for."""
+"""Make quantised weights dense: plain weights with the same values."""

@@ -53,7 +53,7 @@ _LONGEST_POINTER = 512
 
 def formats_in_order() -> Iterator[Format]:
     """
-    Yield the formats, one module each, in the order in which they look at a file.
+    Yield the formats, one module each, in the order in which they are tried.
 
     Most files are of the first three; the others are imported only when it is their turn.
     """
@@ -128,7 +128,7 @@ def folder_source(path: str, cancellation: Cancellation | None = None) -> Folder
         from ckptool.sources.folder import FolderSource  # most are files
 
         return FolderSource(path, cancellation)
-    from ckptool.sources.far_folder import open_prefix  # few folders are far away
+    from ckptool.sources.far_folder import open_prefix  # few folders are remote
 
     return open_prefix(path, cancellation)
 

@@ -1,7 +1,7 @@
 """
 TorchScript as PyTorch 1.0 wrote it: a zip with an index in JSON. Today's PyTorch does not open it.
 
-    <root>/version, <root>/code/…py    the program, which is not looked at
+    <root>/version, <root>/code/…py    the program, which is not inspected
     <root>/model.json                  {"mainModule": MODULE, "tensors": [TENSOR, …]}
     <root>/tensors/N                   a storage, raw; tensors that share one name the same record
 

@@ -65,7 +65,7 @@ class CastSource(MadeSource):
 
     def made(self) -> Iterator[bytes]:
         self.lost = Lost()
-        # A strided or deflated tensor is read once, however many pieces are asked for.
+        # A strided or deflated tensor is read once, however many pieces are requested.
         return map(self._cast, self._tensor.chunks(_PIECE_NBYTES))
 
     def _cast(self, data: bytes) -> bytes:

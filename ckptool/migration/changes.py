@@ -112,8 +112,8 @@ class Changes(NamedTuple):
     """Cast quantised weights and their scales as they are, or leave out scales: the values are wrong then."""
     dequantize: bool = False
     """
-    Make quantised weights the plain ones that they stand for, of type ``dtype``; without it, of the type of their
-    scales, or bfloat16. What scales them is left out.
+    Make quantised weights dense, of type ``dtype``; without it, of the type of their scales, or bfloat16. Scales are
+    left out.
     """
     recipe: str | PathLike[str] | None = None
     """

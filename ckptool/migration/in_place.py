@@ -204,7 +204,7 @@ def migrate_in_place(path: str, changes: Changes, *, dry_run: bool, deep: bool, 
                 check_storages([*checkpoint.tensors.values(), *checkpoint.attributes.values()], ())
             checkpoint.check_unchanged()
             expected = list(expected_tensors(plan, in_its_file))
-        del checkpoint, plan  # readers open the edited file beside what is held here
+        del checkpoint, plan  # opening the edited file takes memory, too
         written = edit_in_place(path, fd, edit, partial(_verify, fd, edit, expected, limits))
     return planned._replace(written=True, verified=True, read_back_by=("ckptool",), written_nbytes=written)
 

@@ -196,7 +196,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[str]:
     if isinstance(checkpoint.source, FolderSource):
         yield from (file.path for _, file in checkpoint.source.opened())
     for shard in checkpoint.shards:
-        if hasattr(shard.source, "path"):  # a file, here or far away
+        if hasattr(shard.source, "path"):  # a local or remote file
             yield shard.source.path
 
 

@@ -69,7 +69,7 @@ def layouts_in_order() -> Iterator[Layout]:
 
     yield dcp
     yield hf_storage
-    yield deepspeed_universal  # before deepspeed, whose files lie beside it
+    yield deepspeed_universal  # before deepspeed, whose files are beside it
     yield deepspeed
     yield megatron
     yield nanotron

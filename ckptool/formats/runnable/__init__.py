@@ -1,1 +1,1 @@
-"""What in a file could run: pickles and programs, in whatever holds them. They are read as data, and graded."""
+"""Find the pickles and programs in a file that could run, read them as data, and grade what they would do."""

@@ -143,7 +143,7 @@ def set_of(name: str, names: Iterable[str]) -> Numbered:
     return _set_of(name, tuple(names))
 
 
-@lru_cache(maxsize=8)  # each file is asked for twice
+@lru_cache(maxsize=8)  # each set is requested twice
 def _set_of(name: str, names: tuple[str, ...]) -> Numbered:
     alike = _counted(name, names)
     none = Numbered((name,))

@@ -4,7 +4,7 @@ Open the output for a target: a path or an address, of a file or of a folder.
 Folders get their name only when they are complete:
 
 1. Files are written into a temporary folder beside, ``.<name>.ckptool-<pid>-….part``, each as ``Output`` does it.
-2. The folder gets its name by one rename. What stood there is moved aside by another just before,
+2. The folder gets its name by one rename. What had the name is moved aside by another just before,
    to ``.<name>.ckptool-<pid>-….old``, and is removed when the new one has the name and is on the disk.
 3. It takes over the old folder's mode and, where the system allows, its owner and extended attributes.
 4. A killed process leaves such folders, which the next run removes; one that was moved aside gets its name back if
@@ -54,7 +54,7 @@ def open_sink(
         if is_folder:
             return OutputFolder(target, force=force, progress=progress, mode=mode)
         return Output(target, force=force, progress=progress, mode=mode)
-    from ckptool.migration.output.far import FarFolder, FarOutput  # few targets are far away
+    from ckptool.migration.output.far import FarFolder, FarOutput  # few targets are remote
     from ckptool.sources.address import as_remote
 
     if is_folder:
@@ -75,7 +75,7 @@ def mode_of(source: Source) -> int:
     """Return the mode of files made from a source, which allows nobody more than each of its files does."""
     mode = 0o666
     for path, _ in source.versions():
-        with suppress(OSError, ValueError):  # far away
+        with suppress(OSError, ValueError):  # remote
             mode &= os.stat(path).st_mode
     return mode | stat.S_IRUSR  # to be read back
 
