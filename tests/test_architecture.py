@@ -388,6 +388,14 @@ def test_the_page_on_architecture_names_what_is_there() -> None:
     assert rooms <= named, "a package is new: say in which row it belongs"
 
 
+def test_the_page_for_contributors_names_files_that_are_there() -> None:
+    root = PACKAGE.parent
+    named = set(re.findall(r"`([\w./]+\.(?:py|ini|md))`", (root / "CONTRIBUTING.md").read_text("utf-8")))
+    files = {one.name for folder in (root.glob("*"), PACKAGE.rglob("*")) for one in folder}
+
+    assert not [one for one in named if not ((root / one).exists() if "/" in one else one in files)]
+
+
 @each("name", MODULES)
 def test_every_module_says_what_it_is(name: str) -> None:
     tree = parsed(name)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from ckptool.checkpoints.checkpoint import StateDict
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.roles import Role
 from ckptool.errors import WeightsNotFound
+from ckptool.messages import counted, some
+from ckptool.names.renaming import strip_wrappers
 from ckptool.names.wrappers import COMPANIONS
 from ckptool.pickles import nodes
 from ckptool.tensors.reading import LazyTensor
@@ -107,3 +109,20 @@ def _without(state_dict: StateDict, heads: Collection[str], role: Role, tensors:
     node = None if pairs is None else nodes.mapping_like(state_dict.node, kept)
     own = {name: one for name, one in tensors.items() if not name.startswith(starts)}
     return StateDict(state_dict.key, role, own, None, node, state_dict.own_keys)
+
+
+def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
+    """Return a text about tensors of the model without an average; None if all have one, or the model is not known."""
+    model = checkpoint.weights
+    if averages.role != "ema" or model is None or model.role != "model":
+        return None
+    if model.key == averages.key:  # averages in the same state dict: the model's tensors fill the gaps
+        lacking = [name for name, tensor in model.items() if averages.get(name) is tensor]
+        then = "and are taken as they are"
+    else:
+        there = {strip_wrappers([name])[0] for name in averages}
+        lacking = [name for name in model if strip_wrappers([name])[0] not in {*there, None}]
+        then = "and are not taken"
+    many = len(averages) if model.key == averages.key else len(model)
+    whole = f"{len(lacking):,} of {counted(many, 'tensor')} of the model"
+    return f"{whole} have no average, {then}: {some(lacking)}" if lacking else None

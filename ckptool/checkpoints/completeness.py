@@ -17,7 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, w
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
-from ckptool.names.renaming import LONGEST, Filter, strip_wrappers
+from ckptool.names.renaming import LONGEST, Filter
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert
 from ckptool.tensors.reading import LazyTensor, fault_of
@@ -180,23 +180,6 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
     fact = f"{len(found):,} of {counted(len(state_dict), 'tensor')} have no elements: {some(found)}"
     code, hint = "CK121" if is_most else "CK124", "If training was partitioned, the values are in other files."
     return Stubs(code, found, fact, hint)
-
-
-def not_averaged(checkpoint: Checkpoint, averages: StateDict) -> str | None:
-    """Return a text about tensors of the model without an average; None if all have one, or the model is not known."""
-    model = checkpoint.weights
-    if averages.role != "ema" or model is None or model.role != "model":
-        return None
-    if model.key == averages.key:  # averages in the same state dict: the model's tensors fill the gaps
-        lacking = [name for name, tensor in model.items() if averages.get(name) is tensor]
-        then = "and are taken as they are"
-    else:
-        there = {strip_wrappers([name])[0] for name in averages}
-        lacking = [name for name in model if strip_wrappers([name])[0] not in {*there, None}]
-        then = "and are not taken"
-    many = len(averages) if model.key == averages.key else len(model)
-    whole = f"{len(lacking):,} of {counted(many, 'tensor')} of the model"
-    return f"{whole} have no average, {then}: {some(lacking)}" if lacking else None
 
 
 def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:

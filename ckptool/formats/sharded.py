@@ -44,8 +44,6 @@ TRAITS = Traits()
 """Not those of a checkpoint, which has the traits of its shards."""
 
 _HEAD_NBYTES = 16 << 20
-_OF_SHARDS = ("safetensors", "torch_zip", "torch_legacy", "pickle")
-"""Formats of files that are a state dict and nothing else."""
 _METADATA = "_metadata"
 """What torch keeps beside a state dict: the versions of modules."""
 _AGAIN = "Get the index and the shards again, from one place."
@@ -217,7 +215,8 @@ def _read_shard(probe: Probe, name: str, source: Source) -> Parsed:
     """Return the state dict in a shard; errors have its name."""
     with within(f"shard {name!r}"):
         shard = probe.read_inner(source)
-        if shard.format not in _OF_SHARDS or shard.member is not None or shard.source is not source:
+        may_be_one = shard.traits.has_tree or shard.traits.is_plain
+        if not may_be_one or shard.member is not None or shard.source is not source:
             raise UnsupportedFeature(f"a file of format {shard.format}, packed or of its own", kind="shard-format")
         contents = shard.contents
         others = [path for path, _ in contents.extras if path != _METADATA]

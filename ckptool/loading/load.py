@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from ckptool.arguments import checked
+from ckptool.checkpoints.averages import not_averaged
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import (
     halves_alone,
     holds_storage,
-    not_averaged,
     refuse_broken,
     refuse_incomplete,
     refuse_slice,

@@ -271,6 +271,13 @@ def test_a_name_that_all_ranks_ask_for_is_said_once_with_the_file_of_the_first(t
     assert asked == [f"iter_0000100/mp_rank_0{rank}/model_optim_rng.pt::model_optim_rng/data.pkl" for rank in range(2)]
 
 
+def test_a_file_without_a_tree_has_its_tensors_in_the_folder(tmp_path: Path) -> None:
+    folder = megatron(tmp_path, ["mp_rank_00"], {"tensor_model_parallel_size": 1})
+    ckptool.save({"weight": torch.ones(2)}, tmp_path / "flat.safetensors")
+    (tmp_path / "flat.safetensors").replace(folder / "iter_0000100/mp_rank_00/model_optim_rng.pt")
+    assert ckptool.load(folder)["weight"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("pointer", ["100", "release"])
 def test_one_rank_of_megatron_is_the_whole(pointer: str, tmp_path: Path) -> None:
     folder = megatron(tmp_path, ["mp_rank_00"], {"tensor_model_parallel_size": 1}, pointer)

@@ -140,8 +140,10 @@ class FolderTree(TreeBuilder):
         return known
 
     def root_of(self, file: str) -> Inert:
-        """Return the whole tree of a file as a part of this one."""
+        """Return the tree of a file as a part of this one; for a file without a tree, a dict of its tensors."""
         parsed = self.open(file)
+        if parsed.root is None:
+            return Dict([(name, self.tensor(info)) for name, info in parsed.contents.tensors.items()])
         return self.transplant(parsed.root, parsed.rebuilder)
 
     def side_by_side(self, files: Mapping[str, str], why: str | None) -> Parsed:
