@@ -21,8 +21,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import cut
 from ckptool.tensors.reading import LazyTensor
 
-_BEFORE_TARGET: Final = r"(?s)^(?:lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(?=.)|.*\.)"
-"""The part of a name before the target. kohya's names have no dots: the target follows the last number."""
+_BEFORE_TARGET: Final = r"(?s)^(?:lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(?=.)|.*\.(?!\d+$))"
+"""The part of a name before the target, which is no number alone. kohya's names have no dots: there it follows one."""
 _BASES: Final = ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture")
 """Keys of the base model in the metadata of safetensors, the most exact first."""
 _DIFFUSERS: Final = "lora_adapter_metadata"

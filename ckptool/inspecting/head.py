@@ -89,7 +89,11 @@ def head_sections(
 
 def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield what loads the weights where that takes more than plain ``torch.load``, and what writes them alone."""
-    weights = checkpoint.weights
+    where = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
+    weights, family = checkpoint.weights, family_in(checkpoint)
+    if family is not None and family.name in ("LoRA", "DoRA"):
+        yield f"into its base: {command_line('BASE', 'merge', lora=where, output='merged.safetensors')}"
+        return
     walk = walk_of(checkpoint, weights) if weights is not None else None
     is_elsewhere = any(one.info.location not in ("cpu", "meta") for one in weights.values()) if weights else False
     is_plain = checkpoint.traits.program is None and not checkpoint.is_folder
@@ -99,7 +103,6 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
     command = state_dict(checkpoint).command
     if command is None:
         return
-    where = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
     model = "model" if walk is None else _model_of(dict(walk.modules))
     yield f"in Python: ckptool.load_into({model}, {where!r})"
     if model != "model":  # which may be lost

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +254,19 @@ def test_inspect_says_rank_targets_and_base_for_file_and_folder(tmp_path: Path) 
             "modules": 5,
             "base": config["base_model_name_or_path"],
         }
+
+
+def test_inspect_says_how_an_adapter_gets_into_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    modules = ["attn.to_q", "attn.to_out.0"]
+    save_file({f"{name}.weight": torch.ones(16, 32) for name in modules}, "base.safetensors")
+    save_file(named(".lora_A.weight", ".lora_B.weight", modules, rank=4), "style.safetensors")
+
+    shown = invoke(["inspect", "-q", "style.safetensors"]).output
+    assert "LoRA of rank 4 on to_out.0, to_q, in 2 modules" in shown
+    (line,) = re.findall(r"to load +into its base: ckptool (.*)", shown)
+    assert invoke(shlex.split(line.replace("BASE", "base.safetensors"))).exit_code == 0
+    assert "to load" not in invoke(["inspect", "-q", "base.safetensors"]).output
 
 
 def test_names_with_lora_in_them_are_not_adapters_yet(tmp_path: Path) -> None:
