@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# Nothing is imported before it is asked for: the command line begins here, and must answer an interrupt from the first
+# Nothing is imported before it is used: the command line starts here, and must handle an interrupt from the first
 # moment on.
-TYPE_CHECKING = False  # ``typing`` has one, too, and takes longer to import than all of this
+TYPE_CHECKING = False  # not from ``typing``, which takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
@@ -156,7 +156,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from importlib.util import find_spec
 
-    # help() asks for every name that is listed here, so what needs torch is listed where torch is installed.
+    # help() gets every name that is listed here, so names that need torch are listed only if torch is installed.
     there = find_spec("torch") is not None
     names = (name for name in __all__ if there or not _MODULE_OF.get(name, "").startswith(_MADE_OF_TORCH))
     return [*names, "__version__", "errors", "fleet", "reports"]

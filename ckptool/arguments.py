@@ -55,7 +55,7 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
 
 def _near(unknown: str, known: Collection[str]) -> str:
     """Return ": did you mean …?" for an unknown keyword that resembles a known one, else an empty text."""
-    from difflib import get_close_matches  # most names are right
+    from difflib import get_close_matches  # imported only for unknown names
 
     words = {word: meant for word, meant in _MEANT.items() if meant in known} | {name: name for name in known}
     return "".join(f": did you mean {words[one]!r}?" for one in get_close_matches(unknown, words, 1))

@@ -2,7 +2,7 @@
 Every exception that ckptool raises.
 
 * CkptoolError
-  + Failure                 something is wrong with a file, or with what was asked for
+  + Failure                 something is wrong with a file, or with the request
     - FileUnavailable       missing, not permitted, or not a regular file
     - UnreadableFile        the bytes are not what a checkpoint should be
       ~ NotACheckpoint      they are something else, and we know what
@@ -15,10 +15,10 @@ Every exception that ckptool raises.
     - UnsafePickle          reading it would mean running it, or consulting this process
     - UnsupportedFeature    well formed, but not handled
     - LimitExceeded         reading it would cost more than the limits allow
-    - WeightsNotFound       no state dict is the weights that were asked for
+    - WeightsNotFound       no state dict is the requested weights
       ~ AmbiguousWeights    several could be
       ~ IncompleteWeights   a part of them is not in the file, or cannot be named
-    - MigrationRefused      what was asked for would lose or confuse something
+    - MigrationRefused      the requested change would lose or confuse something
     - OutputFailed          the result could not be written
       ~ OutputExists        and nothing may be overwritten
     - UnfinishedEdit        an edit in place did not end, or goes on
@@ -261,9 +261,9 @@ class LimitExceeded(Failure):
 
 class WeightsNotFound(Failure):
     """
-    No state dict in the file is the weights that were asked for.
+    No state dict in the file is the requested weights.
 
-    ``candidates`` are the keys of those that can be asked for by ``key``, the empty one for the root.
+    ``candidates`` are the keys of state dicts that can be chosen with ``key``; the empty one is the root.
     """
 
     default_kind = "no-state-dict"
@@ -271,7 +271,7 @@ class WeightsNotFound(Failure):
 
 
 class AmbiguousWeights(WeightsNotFound):
-    """Several state dicts could be the weights that were asked for; none is chosen by guessing."""
+    """Several state dicts could be the requested weights; none is chosen by guessing."""
 
     default_kind = "which-weights"
 
@@ -280,7 +280,7 @@ class IncompleteWeights(WeightsNotFound):
     """
     A part of the weights is not in the file, or only code could name it.
 
-    ``missing`` are the paths of the modules, or the names of the tensors, that it is about.
+    ``missing`` are the paths of modules, or the names of tensors, that are not there.
     """
 
     default_kind = "incomplete-weights"
@@ -288,7 +288,7 @@ class IncompleteWeights(WeightsNotFound):
 
 
 class MigrationRefused(Failure):
-    """What was asked for would lose or confuse something; nothing was written."""
+    """The requested change would lose or confuse something; nothing was written."""
 
     default_kind = "refused"
 
@@ -300,7 +300,7 @@ class OutputFailed(Failure):
 
 
 class OutputExists(OutputFailed):
-    """The name of the output is taken, and overwriting was not asked for."""
+    """The name of the output is taken, and overwriting was not requested."""
 
     default_kind = "output-exists"
 
@@ -341,21 +341,21 @@ class ShapeMismatch(WeightsMismatch):
 
 
 class DeviceUnavailable(Failure):
-    """The device that was asked for does not exist, or is not on this machine; the message says why."""
+    """The requested device does not exist, or is not on this machine; the message says why."""
 
     default_kind = "device-unavailable"
 
 
 class MissingPackage(Failure, ImportError):
     """
-    What was asked for needs ``package``, which is not installed (or does not start: ``broken-package``).
+    The call needs ``package``, which is not installed (or does not start: ``broken-package``).
 
-    The message ends with the pip command, which is the ``command``. What needs no such package works without it.
+    The message ends with the pip command, which is the ``command``. Everything else works without the package.
     """
 
     default_kind = "missing-package"
     package: str = ""
-    path: str | None = None  # instead of ImportError's own attribute, which pickles would leave out
+    path: str | None = None  # overrides ImportError's attribute, which is not pickled
 
     @classmethod
     def named(cls, package: str, command: str, kind: str | None = None) -> MissingPackage:

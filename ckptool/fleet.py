@@ -41,7 +41,7 @@ def row(
     limits: Limits = DEFAULT_LIMITS,
 ) -> dict[str, object]:
     """
-    Return what a checkpoint is, as ``ckptool scan`` prints it. Nothing in it runs.
+    Return the facts of a checkpoint, as ``ckptool scan`` prints them. Nothing in it runs.
 
     ``path`` may be a folder or an address, too. With ``check``, every pickle and container in it is inspected; with
     ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are read for their
@@ -65,12 +65,12 @@ def migrate_one(
     **options: Unpack[ChangeOptions],
 ) -> dict[str, object]:
     """
-    Migrate a checkpoint as ``ckptool.migrate`` does, with its guarantees, and return what became of it.
+    Migrate a checkpoint as ``ckptool.migrate`` does, with its guarantees, and return a report as a dict.
 
-    ``path`` is the source, ``target`` what was written (or with ``dry_run`` would be), a file or a folder of ``form``
-    and ``format``, with so many ``tensors`` and ``nbytes``; ``written`` and ``verified`` say what was done. Where it
-    could not be done, all these are None or False, and ``error`` has a ``kind`` for programs, the ``type`` of the
-    exception, a ``message`` and, where there is one, a ``hint``. Else ``error`` is None.
+    ``path`` is the source, ``target`` the file or folder that was written (or with ``dry_run`` would be), of this
+    ``form`` and ``format``, with the numbers of ``tensors`` and ``nbytes``; ``written`` and ``verified`` say what was
+    done. If it failed, all these are None or False, and ``error`` has a ``kind`` for programs, the ``type`` of the
+    exception, a ``message`` and a ``hint``, which may be None. Else ``error`` is None.
 
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.

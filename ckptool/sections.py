@@ -56,7 +56,7 @@ _NARROWEST_NAME: Final = 24
 _NARROWEST_ON: Final = 80
 """The width of a terminal from which names get at least ``_NARROWEST_NAME`` cells; below it, two thirds of that."""
 _WIDEST: Final = 256
-"""Cells: longer ones run over the width of their column, or they would widen it in every line."""
+"""Longer cells extend beyond their column, because they would widen it in every line."""
 _GAP: Final = 2
 
 

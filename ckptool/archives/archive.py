@@ -139,7 +139,7 @@ class Archive(Mapping[str, Record]):
         for name in names:
             record = self.records.get(name)
             if record is None or not record.crc32 or record.compression != "stored":
-                continue  # what was inflated was checked already
+                continue  # inflating checks the checksum
             content = self.open(name)
             if crc32(content.read(0, content.nbytes)) != record.crc32:
                 return f"record {name!r} is damaged: its CRC-32 does not match"

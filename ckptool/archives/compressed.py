@@ -84,11 +84,11 @@ _LEAST_ZLIB: Final = 8
 _OF_LZMA: Final = ("xz", "lzma")
 """Python's reader of both detects the format of each stream anew, so one may follow the other."""
 _OF_ZLIB: Final = ("gzip", "zlib")
-"""Formats for which joblib's reader handles what follows the first member differently from others."""
+"""Formats whose reader in joblib never ends if anything follows the first member."""
 _LZMA_HEAD: Final = 5
 """Bytes of lzma's properties and of the length of its dictionary."""
 _BEHIND: Final = "bytes-behind"
-"""The kind of error for bytes after the first or last member; all of the file was unpacked then."""
+"""The kind of error for bytes after the first or last member; all members are unpacked by then."""
 _NEEDS_MEMORY: Final = "memory usage limit"
 _SHORT: Final = ("bzip2", "lzma", "zlib")
 """Formats whose magic is so short that other files begin with it: unpacking the head must succeed, too."""
@@ -104,7 +104,7 @@ def behind_length(head: bytes) -> int | None:
 
 def may_be_lzma(head: bytes) -> bool:
     """
-    Return whether lzma could unpack a file that begins so: it has no magic, and its properties are any byte below 225.
+    Return whether lzma could unpack a file with these first bytes: it has no magic, only properties below 225.
 
     As its reader does, require a dictionary of a usual length, and a size below 256 GiB or an unknown one.
     """

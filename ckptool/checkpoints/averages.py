@@ -16,7 +16,7 @@ from ckptool.tensors.reading import LazyTensor
 
 _EMA: Final = "ema"
 _COUNTERS: Final = COMPANIONS | {"decay", "num_updates", "updates"}
-"""Counters that averaging wrappers keep."""
+"""Names of counters that averaging wrappers save."""
 _INSIDE: Final = "module."
 """A prefix that some averaging wrappers add."""
 

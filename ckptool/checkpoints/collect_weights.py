@@ -125,7 +125,7 @@ def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None
         contents.groups.append(group)
     root.names = [name for name in root.names if name not in taken]
     root.own_keys = frozenset(root.names).union(filter(_EXTRA_STATE.fullmatch, texts))
-    if optimizers or (nested and any("." in name for name in root.names)):  # others were counted with them
+    if optimizers or (nested and any("." in name for name in root.names)):  # the old kind was for all keys
         root.kind = "mapping"
 
 

@@ -122,7 +122,7 @@ _NOTHING_RECORDED: Final = Recorded()
 
 
 class Shard(NamedTuple):
-    """One of the files that an index names, with some of the tensors."""
+    """One of the files that an index lists, with some of the tensors."""
 
     name: str
     """The name in the index: a path relative to the index's folder."""
@@ -160,7 +160,7 @@ class Beside(NamedTuple):
 
 
 class PartOf(NamedTuple):
-    """The set of files that a file is one of."""
+    """The set of files that a file belongs to."""
 
     what: str
     """What the file is, in words."""

@@ -58,7 +58,7 @@ _DEPTH: Final = 3
 """Limit of nested lists of numbers, and of components before a name in another dict."""
 _HEAD_NBYTES: Final = 1 << 12
 _BULK: Final = 4
-"""A model with a code book has at least this many times more codes than other values."""
+"""A model with a code book has at least this many times as many codes as other values."""
 _FEW: Final = 32
 """Distinct 8-bit values that a kernel, a table of kinds or a matrix of similarities may have."""
 _LIBRARIES: Final = ("torchao.", "optimum.quanto.", "bitsandbytes.")
@@ -85,7 +85,7 @@ _INDEX: Final = re.compile(
 _TOP_BITS: Final = {1: 7, 2: 8, 4: 16, 8: 48}
 """Bits of the largest numbers in tables of indices, by the bytes of their dtype."""
 _LARGE: Final = {"float8_e4m3fn": 0x50, "float8_e5m2": 0x48, "float8_e4m3fnuz": 0x58, "float8_e5m2fnuz": 0x4C}
-"""The encoding of 8.0. A matrix of unscaled weights has few values as large; in a scaled one, most are larger."""
+"""The encoding of 8.0. A matrix of unscaled weights has few values as large; a scaled one has mostly such."""
 _LOOSE: Final = "integers without scales"
 _NAMED: Final = "with scales under other names"
 """Names of schemes that no loader knows."""
@@ -101,7 +101,7 @@ _Near: TypeAlias = Mapping[str, list[str]]
 
 
 def keep(part: PartOf | None) -> str:
-    """Return what to do about quantised weights in a file that may be ``part`` of several."""
+    """Return the hint for quantised weights in a file that may be ``part`` of several."""
     return f"{_KEEP} The rest of them may be in other files: give {show(part.path)}." if part else _KEEP
 
 

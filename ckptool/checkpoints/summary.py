@@ -83,7 +83,7 @@ def candidates(checkpoint: Checkpoint) -> list[StateDict]:
 
 
 def heads(checkpoint: Checkpoint, state_dict: StateDict) -> int | None:
-    """Return how many components wrappers added to a whole model's names, by its classes; None if it is no model."""
+    """Return how many components wrappers added to a whole model's names, by its classes; None for others."""
     walk = walk_of(checkpoint, state_dict)
     return heads_of(dict(walk.modules)) if walk is not None else None
 

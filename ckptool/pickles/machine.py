@@ -227,7 +227,7 @@ class Machine(Pickle):
         return data
 
     def carry(self, offset: int, value: str | bytes) -> None:
-        """Keep a string if it may hold pickles."""
+        """Record a string if it may hold pickles."""
         if may_hold_pickles(value):
             self.carried.append((offset, value))
 
@@ -322,7 +322,7 @@ class Machine(Pickle):
             memo = self.memo = dict(enumerate(memo))
         is_there = type(memo) is list or index in memo
         if is_there:
-            self.doubled.append(memo[index])  # it may have been taken from there before
+            self.doubled.append(memo[index])  # it may have been read from the memo before
         memo[index] = value
 
     def next_index(self) -> int:
@@ -377,7 +377,7 @@ class Machine(Pickle):
         self._argument_nbytes = needed if needed > _WINDOW else 0
         most = _MOST_EMPTY + (begin - self.start) // 2
         scattered = len(self.memo) if isinstance(self.memo, dict) else 0
-        if max(self.empty, len(self.marks), 3 * scattered) > most:  # to name an index takes five bytes more
+        if max(self.empty, len(self.marks), 3 * scattered) > most:  # an explicit memo index takes five more bytes
             raise LimitExceeded(
                 f"a pickle of more than {most:,} empty objects in {begin - self.start:,} bytes",
                 kind="pickle-bomb",

@@ -48,7 +48,7 @@ def plain_value(
     Return the Python value of a node; ordered and default dicts become dicts.
 
     ``leaf`` is called first with each node, and returns its value, or None to go on. ``other`` is called with a node
-    that is no plain value, and a function that makes values of the nodes inside.
+    that is not a plain value, and a function that makes values of the nodes inside.
 
     Raises:
         UnsupportedFeature: It contains something that only code could make; the message names it.

@@ -372,7 +372,7 @@ def _memo_index(machine: Machine) -> Inert:
     line = machine.line()
     if machine.is_patient and (found := re.match(_INDEX, line)):
         index = int(found[1])
-        return index if index < 1 << 32 else f"{index:x}"  # larger numbers could be chosen to have one hash
+        return index if index < 1 << 32 else f"{index:x}"  # a file could choose larger numbers with equal hashes
     index = _decimal(machine, line)
     if not (isinstance(index, int) and 0 <= index < 1 << 32):
         raise machine.malformed("a memo index that is not a number from 0 to 4,294,967,295")

@@ -1,1 +1,1 @@
-"""Bytes, read at a position: files, memory, slices of either."""
+"""Sources of bytes that are read at an offset: files, memory, slices of either."""

@@ -27,7 +27,7 @@ HUB: Final = "hf"
 _ADDRESS: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORECASE)
 _MEMBER_MARK: Final = "::"
 _SIGNED: Final = re.compile(r"\?.*?(sig|token|secret|credential|password|key)[\w-]*=", re.IGNORECASE)
-"""A query with a signature or a token, which is no part of a store's key, though keys may hold any character."""
+"""A query with a signature or a token. It is not part of a store's key, although keys may have any character."""
 _CUT_PASSWORD: Final = re.compile(r"[^\[:]*:(?!\d*$)")
 """Not a host and port, but a user and the beginning of a password that has a slash or question mark unescaped."""
 CONNECTIONS: Final = 16
@@ -114,13 +114,13 @@ class Remote(str):
 
     @property
     def shown(self) -> str:
-        """The address without what may be secret: a user and password, and a query, which may hold a signature."""
+        """The address without what may be secret: a user and password, and a query that may contain a signature."""
         query = re.search(r"[?#]" if self.scheme in WEB else _SIGNED, self)
         scheme, mark, rest = self[: query.start() if query else None].partition("://")
         host, slash, path = rest.partition("/")
         host = host.rpartition("@")[2]
         if self.scheme in WEB and _CUT_PASSWORD.match(host):
-            return f"{scheme}{mark}…"  # it is refused, and where its password ends is not known
+            return f"{scheme}{mark}…"  # such an address is refused; the end of its password is not known
         return f"{scheme}{mark}{host}{slash}{path}"
 
 
@@ -172,7 +172,7 @@ def place_of(url: str) -> Place:
         port = parts.port
         host = (parts.hostname or "").encode("idna").decode()
         target = quote(parts.path or "/", safe=_KEPT) + (f"?{quote(parts.query, safe=_KEPT)}" if parts.query else "")
-    except ValueError as error:  # its text may have a part of a password in it
+    except ValueError as error:  # its text may contain a part of a password
         raise FileUnavailable("no address of the web", kind="address", hint="Check the address.") from error
     if not host or _NO_HOST.search(host):
         raise FileUnavailable("an address without a host", kind="address", hint="Check the address.")

@@ -138,7 +138,7 @@ def _checksums_in_order(
 
 
 class LargeRanges(Closing):
-    """CRC-32 of the large ranges of a source, run by run, by threads. Used in a ``with`` block."""
+    """CRC-32 checksums of the large ranges of a source, run by run, in threads. To be used in a ``with`` block."""
 
     def __init__(self, open_source: Callable[[], Source]) -> None:
         self._open = open_source
@@ -148,20 +148,20 @@ class LargeRanges(Closing):
         self._begun: deque[Future[int]] = deque()
 
     def add(self, start: int, stop: int) -> None:
-        """Add a range; those that are not large are passed over."""
+        """Add a range, unless it is small."""
         if stop - start >= WORTH_A_THREAD:
             self._waiting += runs(start, stop)
 
     def reached(self, position: int) -> None:
-        """Begin with all runs that end before a position: the source has these bytes."""
+        """Start all runs that end at or before a position, up to which the source has its bytes."""
         while self._waiting and self._waiting[0][1] <= position:
             if self._pool is None or self._source is None:
                 self._pool = threads()
-                self._source = self._pool.submit(self._open)  # an error is one of reading, and not of who told
+                self._source = self._pool.submit(self._open)  # next_run() raises its errors, not this call
             self._begun.append(self._pool.submit(_checksum_of_opened, self._source, *self._waiting.popleft()))
 
     def next_run(self) -> int:
-        """Return the checksum of the first run that is left, once it is known."""
+        """Wait for the checksum of the next run, and return it."""
         return self._begun.popleft().result()
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ def checksums_of_file(
     Return the CRC-32 of each range, and one of all bytes outside of them joined together.
 
     The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
-    the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece. Large ranges
-    may have been ``begun`` before.
+    the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece. ``begun`` has
+    the large ranges, if some of their checksums were started before.
     """
     if watch is not None:
         return _checksums_in_order(source, ranges, meter, watch)

@@ -220,7 +220,7 @@ def open_regular(path: str) -> int:
 
 
 def folder_instead() -> FileUnavailable:
-    """Return the error for a directory where a file was asked for."""
+    """Return the error for a directory instead of a file."""
     return FileUnavailable("a directory, not a file", kind="directory")
 
 
@@ -297,7 +297,7 @@ def not_a_file(what: str) -> FileUnavailable:
 
 
 def file_under(source: Source, offset: int) -> tuple[FileSource, int] | None:
-    """Return the file that ``source`` is a slice of, and the position of ``offset`` in it; None for anything else."""
+    """Return the file that ``source`` is or is a slice of, and the file's offset for ``offset``; None for others."""
     position = source.file_offset(offset)
     while isinstance(source, SliceSource):
         source = source.whole

@@ -473,7 +473,7 @@ def file_of(info: TensorInfo) -> tuple[FileSource, int] | None:
 
 
 def place_of(storage: StorageRef) -> Place:
-    """Return a key of a storage, equal for two storages only if they are the same bytes of the same file."""
+    """Return a key of a storage's place: equal for two storages if they begin at the same byte of the same file."""
     under = file_under(storage.source, storage.offset)
     return (id(storage.source), storage.offset) if under is None else (under[0].place, under[1])
 

@@ -325,8 +325,8 @@ def _resolve(info: TensorInfo, data: bytes) -> bytes:
 
 
 def swapped(data: bytes, unit: int) -> bytes:
-    """Return numbers of so many bytes in the other byte order."""
-    from array import array  # hardly any file is big-endian
+    """Return numbers of ``unit`` bytes in the other byte order."""
+    from array import array  # few files are big-endian
 
     values = array(CODES[unit], data)
     values.byteswap()

@@ -51,11 +51,11 @@ class StorageRef(NamedTuple):
 
     key: str
     location: str
-    """As saved: ``cpu``, ``cuda:0``, ``npu:0``… Reported, never obeyed."""
+    """The device tag as saved: ``cpu``, ``cuda:0``, ``npu:0``… It is reported, never used."""
     nbytes: int
     source: Source
     offset: int
-    """Position of the first byte in ``source``."""
+    """Offset of the first byte in ``source``."""
     big_endian: bool = False
     crc32: int = 0
     """The file's checksum of all its bytes; 0 if it has none."""
@@ -290,7 +290,7 @@ def storage_id(pid: Inert) -> StorageId | None:
         return None
     _, cls, key, location, numel = pid if len(pid) == 5 else pid[:5]
     if type(key) is int:
-        key = str(key)  # litgpt writes numbers
+        key = str(key)  # litgpt writes integers
     if type(key) is not str or type(location) is not str or type(numel) is not int or not 0 <= numel < MAX_SIZE:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     if len(key) + len(location) > _SHORT:
