@@ -76,6 +76,8 @@ _KINDS: Final = (
     LZMA,
     ZLIB,
 )
+CUT: Final = frozenset(f"{what}-{kind.name}" for what in ("truncated", "damaged") for kind in _KINDS)
+"""Kinds of errors of files that were unpacked up to where they are wrong."""
 _ZFILE: Final = b"ZF"
 _ZFILE_HEAD: Final = 21
 """Bytes of the magic and of the length, in hexadecimal; a space follows if Python 2 wrote it."""

@@ -12,11 +12,12 @@ from contextlib import closing
 from itertools import chain
 from typing import Final, NamedTuple
 
+from ckptool.archives.compressed import CUT
 from ckptool.checking import safety
 from ckptool.checking.finding import CODES, MOST_FINDINGS, SEVERITIES, Advice, Finding, note
 from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import Failure, FileUnavailable, MalformedFile, NotACheckpoint, TruncatedFile, UnknownFormat
+from ckptool.errors import Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats import folder_source, open_checkpoint, other_programs
 from ckptool.formats.runnable.acts import Survey
 from ckptool.formats.runnable.pickle_search import Search
@@ -154,9 +155,8 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
         elif _leads_out(folder, name):
             unread = (_LINK_OUT,)
     except Failure as error:
-        # Other bytes may begin like something packed, and turn out to be damaged.
-        is_damaged = isinstance(error, MalformedFile | TruncatedFile)
-        if not is_damaged or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
+        # Other bytes may begin like something packed, and turn out to be damaged: what was unpacked was looked at.
+        if error.kind not in CUT or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))

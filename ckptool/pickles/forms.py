@@ -383,6 +383,7 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         return fields is None and (alignment, flags) == ((4, 8) if kind == "U" else (1, 0))
     if (
         kind != "V"
+        or state[1] != "|"  # else numpy swaps bytes by fields that may still be missing
         or values.has_old_strings
         or type(names) is not tuple
         or type(fields) is not Dict

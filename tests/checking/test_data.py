@@ -155,6 +155,7 @@ NO_DATA = {
     "a type that lies about objects": dtype(
         "V8", 3, "|", None, ("a",), {"a": (dtype("O8", 3, "|", None, None, None, -1, -1, 63), 0)}, 8, 1, 16
     ),
+    "fields whose bytes are swapped": dtype("V8", 3, ">", None, ("a",), {"a": (FLOAT64, 0)}, 8, 1, 16),
     "flags that are not those of the fields": dtype("V8", 3, "|", None, ("a",), {"a": (FLOAT64, 0)}, 8, 1, 27),
     "too few elements": array((2,), FLOAT64, bytes(8)),
     "an array that is allocated": call(
@@ -504,6 +505,9 @@ def test_what_tars_hide_from_some_of_their_readers_is_not_data(name: str, tmp_pa
     file.write_bytes(NO_SOUND_TARS[name] + bytes(1024))
     assert check(file).grade not in ("data", None)
     assert invoke(["check", "--fail-on", "code", str(file)]).exit_code != 0
+    (tmp_path / "model.pth").write_bytes(torch_zip({"w": tensor(storage())}, {"0": floats()}))
+    file.rename(tmp_path / "x.dat")
+    assert check(tmp_path).grade != "data"
 
 
 def test_a_storage_that_is_an_array_of_objects_is_looked_into(tmp_path: Path) -> None:
@@ -694,7 +698,10 @@ def test_what_only_some_loader_unpacks_or_finds_is_not_called_data(kind: str, na
     made, good = RUN_BY_SOME[kind](), torch_zip({"w": tensor(storage())}, {"0": floats()})
     (tmp_path / name).write_bytes(made)
     (tmp_path / "both.zip").write_bytes(zip_file({name: made, "good.pt": good}))
-    for path in (tmp_path / name, tmp_path / "both.zip"):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model.pth").write_bytes(good)
+    (tmp_path / "folder" / "x.dat").write_bytes(made)
+    for path in (tmp_path / name, tmp_path / "both.zip", tmp_path / "folder"):
         assert check(path).grade != "data"
         assert invoke(["check", "--fail-on", "code", str(path)]).exit_code != 0
 

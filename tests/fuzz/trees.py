@@ -198,8 +198,11 @@ class Writer:
         if id(node) in self.memo:
             return
         index = self.memo[id(node)] = len(self.memo)
-        if self.protocol >= 4 and self.chance.random() < 0.8:
+        kind = self.chance.random()
+        if self.protocol >= 4 and kind < 0.8:
             self.out += b"\x94"
+        elif kind > 0.95:
+            self.out += b"p%d\n" % index
         elif index < 256:
             self.out += b"q" + bytes([index])
         else:
@@ -320,7 +323,8 @@ class Writer:
         if isinstance(value, int):
             return self.integer(value)
         if isinstance(value, float):
-            return b"G" + pack(">d", value) if self.protocol or value != value else b"F%s\n" % repr(value).encode()
+            is_binary = (self.protocol and chance.random() < 0.95) or value != value
+            return b"G" + pack(">d", value) if is_binary else b"F%s\n" % repr(value).encode()
         if isinstance(value, bytearray):
             return b"\x96" + pack("<Q", len(value)) + value
         if isinstance(value, bytes):
@@ -330,8 +334,8 @@ class Writer:
         text: bytes = value.encode("utf-8", "surrogatepass")
         if self.protocol >= 4 and len(text) < 256 and chance.random() < 0.9:
             return b"\x8c" + bytes([len(text)]) + text
-        if not self.protocol and value.isascii() and "\n" not in value and "\\" not in value:
-            return b"V" + text + b"\n"
+        if (not self.protocol or chance.random() < 0.03) and "\n" not in value:
+            return b"V" + value.replace("\\", "\\u005c").encode("raw-unicode-escape") + b"\n"
         return b"X" + pack("<I", len(text)) + text
 
     def integer(self, value: int) -> bytes:
@@ -342,8 +346,8 @@ class Writer:
             return b"M" + pack("<H", value)
         if -(1 << 31) <= value < 1 << 31 and kind < 0.9:
             return b"J" + pack("<i", value)
-        if kind > 0.97 and abs(value) < 1 << 80:
-            return b"L%dL\n" % value
+        if kind > 0.95 and abs(value) < 1 << 80:
+            return (b"L%dL\n" if kind > 0.97 else b"I%d\n") % value
         digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         return (b"\x8a" + bytes([len(digits)]) if len(digits) < 256 else b"\x8b" + pack("<i", len(digits))) + digits
 
@@ -414,6 +418,12 @@ class Changer:
             again.steps.append(self.some_step(chance))
             found.steps.append(("s", [Node("value", "w"), root, Node("value", "x"), again]))
             return found
+        filled = [one for one in walk(root) if one.steps] if kind == 2 else []
+        if filled:  # what gets its items or its state only after it was used
+            node = chance.choice(filled)
+            again = Node("again", None, [node])
+            again.steps, node.steps = node.steps, []
+            return Node("list", None, [root, again])
         return root
 
     def any(self, chance: random.Random, root: Node | None = None) -> Node:
