@@ -46,24 +46,24 @@ class Choice(NamedTuple):
     weights: WeightsChoice
     allow_missing: bool = False
     made: Made = as_it_is
-    """What is made of the weights first."""
+    """Converts the weights (to dense ones, to another layout) before they are compared with the model."""
     is_in_layout: bool = False
-    """Whether that is about names without what wrappers add."""
+    """Whether ``made`` applies a recipe: its rules are for names without wrappers, so these are stripped first."""
 
     def targets(
         self, *, strict: bool = True, include: Sequence[str] = (), prefix: str = ""
     ) -> tuple[StateDict, FillPlan] | None:
         """
-        Return the chosen state dict and how it fits; of several, the only one that does.
+        Return the chosen state dict and its plan; if several could be meant, the only one that fits.
 
-        ``include`` are globs of names of the model; of the file, only names below the ``prefix`` are taken, without it.
+        ``include`` holds globs of the model's names. ``prefix`` takes the file's names below it, and strips it.
 
-        None where ``load_state_dict`` has to fill the model: it takes part in that, or torch takes what no plan
-        explains (entries for a module that is None, a number that was saved as a list of one).
+        Return None if ``load_state_dict`` has to fill the model: the model has loading code of its own, or torch
+        accepts what no plan explains (entries for a module that is None, a number that was saved as a list of one).
 
         Raises:
             WeightsNotFound, WeightsMismatch, UnsupportedFeature: As ``plan``.
-            UnsupportedFeature: A part is asked for, and the model takes part in loading.
+            UnsupportedFeature: A part is requested, and the model has loading code of its own.
         """
         model, is_part = self.model, bool(include or prefix)
         if (own := own_loader(model)) is not None:
@@ -99,7 +99,7 @@ class Choice(NamedTuple):
         return False
 
     def _torch_takes(self, error: WeightsMismatch, *, strict: bool) -> bool:
-        """Say whether torch takes what a plan does not, and not only by lacking what is there under other names."""
+        """Return whether torch accepts what a plan refuses, and loads each tensor whose shape seems to differ."""
         with suppress(Failure):
             chosen = chosen_weights(self.checkpoint, self.key, self.weights)
             state = torch_state_dict(self.checkpoint, chosen, Assembly(placement(META)))
@@ -109,16 +109,15 @@ class Choice(NamedTuple):
 
     def through_own_code(self, load: Callable[[Weights, Renames], T], *, strict: bool = True) -> T:
         """
-        Return what ``load`` returns for the chosen weights, under the names that the model seems to have for them, and
-        how they were renamed; if that fails, for the weights under the file's names: the model may know more than it
-        shows.
+        Call ``load`` with the chosen weights and the changes to their names, and return its result.
 
-        Where the file does not say which version of a class it was saved with, or no file of its format can, it is that
-        of the model's own module; if that does not fit, the first, which is what the class has a conversion for.
+        It is tried first with the names that the model seems to have, then with those of the file, because the
+        model's code may know names that it does not show. If the file does not record the versions of classes, those
+        of the model's modules are tried first, then the first version, which classes know how to convert.
 
         Raises:
             WeightsNotFound: There are no weights, or several could be meant.
-            CkptoolError: What ``load`` raises first.
+            CkptoolError: The first error of ``load``, if it fails with all of them.
         """
         model, checkpoint = self.model, self.checkpoint
         strip: Strip = "wrappers" if self.is_in_layout else None
@@ -127,14 +126,14 @@ class Choice(NamedTuple):
         ways: list[tuple[Weights, Renames]] = [(chosen, ())]
         if changes and not self.is_in_layout:
             rules = tuple(change.rule for change in changes)
-            with suppress(MigrationRefused):  # of the entries that are no tensors, some have other names
+            with suppress(MigrationRefused):  # some entries that are not tensors have other names
                 ways.insert(0, (self.made(prepare(checkpoint, chosen.state_dict, NameChanges(rules))), changes))
         if chosen.assumed or not (chosen.modules or checkpoint.traits.keeps_versions):
             ways = [(_with_versions_of(model, taken), changes) for taken, changes in ways] + ways
         return _first_that_loads(ways, load)
 
     def _chosen(self, fits: Callable[[StateDict], bool], strip: Strip = None) -> Weights:
-        """Return the weights that were chosen, or that alone fit; else those of a model without tensors."""
+        """Return the chosen weights, or the only ones that fit; if there are none, those of a model without tensors."""
         checkpoint, key = self.checkpoint, self.key
         try:
             return chosen_weights(checkpoint, key, self.weights, strip, fits, allow_missing=self.allow_missing)
@@ -147,7 +146,7 @@ class Choice(NamedTuple):
 
 
 def _first_that_loads(ways: Sequence[tuple[Weights, Renames]], load: Callable[[Weights, Renames], T]) -> T:
-    """Return what ``load`` returns for the first weights that it takes; raise what it raises for the first of all."""
+    """Return the result of ``load`` for the first weights that it accepts; if there are none, raise its first error."""
     (weights, changes), *others = ways
     try:
         return load(weights, changes)
@@ -159,14 +158,14 @@ def _first_that_loads(ways: Sequence[tuple[Weights, Renames]], load: Callable[[W
 
 
 def _with_versions_of(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return weights with the versions of the model's own modules where the file's are only assumed, or unknown."""
+    """Return weights with the versions of the model's own modules where those of the file are assumed or unknown."""
     taken = weights.assumed if weights.modules else dict(model.named_modules())
     own = {path: {"version": module._version} for path, module in model.named_modules() if path in taken}
     return weights._replace(modules={**weights.modules, **own})
 
 
 def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | None:
-    """Return the state dict of a model without tensors (activations alone, say), which looks like any other value."""
+    """Return the state dict of a model without tensors (only activations, say), which looks like any other value."""
     if checkpoint.traits.is_plain and not checkpoint.tensors:
         return StateDict("", "model", {}, None)
     if key is None and any(one.role in ("model", "ema") for one in checkpoint.state_dicts):
@@ -181,14 +180,14 @@ def _without_tensors(checkpoint: Checkpoint, key: str | None) -> StateDict | Non
     if len(found) != 1 or not _is_state_dict(next(iter(found.values()))):
         return None
     path, node = found.popitem()
-    if any(one.key == path for one in checkpoint.state_dicts):  # with tensors, which are no weights
+    if any(one.key == path for one in checkpoint.state_dicts):  # it has tensors, but they are not weights
         return None
     walk = next((walk for at, walk in checkpoint.walks if at == path), None)
     return StateDict(path, "model", {}, walk.modules[0][1] if walk else None, node)
 
 
 def _is_state_dict(node: Inert) -> bool:
-    """Say whether a value without tensors is a state dict: empty, or with what torch records in it; or a model."""
+    """Return whether a value without tensors is a state dict: empty, or with what torch records in it; or a model."""
     attributes = {name for name, _ in nodes.attribute_pairs(node) if isinstance(name, str)}
     pairs = nodes.mapping_pairs(node)
     if pairs is None:

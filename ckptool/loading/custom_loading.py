@@ -1,6 +1,6 @@
 """
 Models that load through their own code: hooks, overrides, packed parameters, lazy layers. ``load_state_dict`` fills
-them. Where a model can be copied, a copy on the CPU loads first: what fails there leaves the model as it was.
+them. If a model can be copied, a copy on the CPU loads first: if that fails, the model is unchanged.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _PART: Final = "; it loads through its own code, and a part of it may be new"
 
 
 class OwnLoading(NamedTuple):
-    """What a model left out of a state dict that it took."""
+    """What ``load_state_dict`` left out of a state dict, or of the model."""
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     tied: tuple[tuple[str, str], ...] = ()
-    """Names that were not there, and the name of the same tensor that was."""
+    """Name that was missing, name of the same tensor that was not."""
     is_tried: bool = True
-    """False where the model has loaded without a copy of it having done so before."""
+    """False if the model has loaded, and no copy of it did so before."""
     forgiven: tuple[str, ...] = ()
-    """Names that are not there, but that hooks for after loading have taken out of ``missing``."""
+    """Missing names that hooks for after loading have removed from ``missing``."""
 
 
 def own_loader(model: torch.nn.Module) -> str | None:
-    """Return the class or hook that takes part in loading, if it is not one of torch's own that only adds defaults."""
+    """Return the name of a method or hook of the model's own that takes part in loading; None if there is none."""
     if _overrides(model, "load_state_dict"):
         return f"{type(model).__name__}.load_state_dict"
     for module in model.modules():
@@ -62,7 +62,7 @@ def own_loader(model: torch.nn.Module) -> str | None:
 
 
 def _overrides(module: torch.nn.Module, method: str) -> bool:
-    """Say whether a module has a method of its own where torch has one."""
+    """Return whether a module overrides a method of torch's modules."""
     is_torch_s = getattr(type(module), method).__module__.startswith("torch.nn.modules.")
     return not is_torch_s or method in vars(module)
 
@@ -75,13 +75,13 @@ def rehearse(
     model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, device: torch.device = CPU
 ) -> OwnLoading | None:
     """
-    Return what ``load_state_dict`` would leave out, tried on a copy of the model on a device; None if there can be no
-    copy: something in it cannot be copied, its hooks use the model itself, or there is no room.
+    Try ``load_state_dict`` on a copy of the model on ``device``, and return what it leaves out.
 
-    Hooks for after loading are tried only where names do not fit, which they may take out.
+    Return None if the model cannot be copied: something in it cannot, its hooks use the model itself, or there is no
+    memory. Hooks for after loading are run only if names do not fit: they may remove such names from the result.
 
     Raises:
-        KeyMismatch: Names are missing or unexpected; where hooks were tried, those that they leave.
+        KeyMismatch: Names are missing or unexpected; if hooks were run, those that they left.
         ShapeMismatch: torch says that shapes differ; the message is torch's.
         UnsupportedFeature: The model's code does not take it.
     """
@@ -122,7 +122,7 @@ def fill(
     is_fresh: bool = False,
 ) -> OwnLoading:
     """
-    Load a state dict in the model's own way, and return what was left out; ``is_fresh``: nobody has the model yet.
+    Load a state dict through the model's own code, and return what was left out; ``is_fresh``: nobody uses it yet.
 
     Raises:
         WeightsMismatch, UnsupportedFeature: The model's code does not take it. Some of the model may be new.
@@ -142,7 +142,7 @@ def fill(
     for tied in places.values():
         made = [one for module, name in tied if (one := getattr(module, name)) is not None and not one.is_meta]
         for module, name in tied if made and len(tied) > 1 else ():
-            setattr(module, name, made[-1])  # of several the last counts, as where they are copied
+            setattr(module, name, made[-1])  # the last counts, as it does where they are copied
     found = _left_out(model, left, state, part, strict=strict)
     gone = () if rehearsed is None else (*rehearsed.missing, *rehearsed.forgiven)
     forgiven = tuple(name for name in gone if name not in found.missing)
@@ -151,8 +151,8 @@ def fill(
 
 def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None) -> dict[int, Any]:
     """
-    Return copies of the tensors of a model by their ``id``, for ``copy.deepcopy``: of those that it does not copy (of
-    lazy layers, or computed from parameters, as ``weight_norm`` does), and of those on another device, if one is given.
+    Return copies of tensors of a model by their ``id``, as the memo of ``copy.deepcopy``: of tensors that it cannot
+    copy (of lazy layers, or computed from parameters, as by ``weight_norm``), and of all that are not on ``device``.
     """
     found: dict[int, Any] = {}
     attributes = (value for module in model.modules() for value in vars(module).values())
@@ -172,15 +172,15 @@ def copies_of_tensors(model: torch.nn.Module, device: torch.device | None = None
 
 def uses_original(fresh: torch.nn.Module, model: torch.nn.Module) -> str | None:
     """
-    Return the class of a module in a copy that is the original's, or whose load hooks use parts of the original.
+    Return the class of a module in a copy that is the original's own, or whose load hooks use parts of the original.
 
     A copy of a method belongs to the copied module, but a function is not copied, nor is what it refers to.
     """
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for module in fresh.modules():
         before, after = module._load_state_dict_pre_hooks.values(), module._load_state_dict_post_hooks.values()
-        waiting = [module, *after, *(getattr(hook, "hook", hook) for hook in before)]  # torch has objects around those
-        seen: dict[int, Any] = {}  # what is kept keeps its id
+        waiting = [module, *after, *(getattr(hook, "hook", hook) for hook in before)]  # torch wraps these in objects
+        seen: dict[int, Any] = {}  # an object that is kept keeps its id
         while waiting:
             one = waiting.pop()
             if id(one) in parts:
@@ -192,7 +192,7 @@ def uses_original(fresh: torch.nn.Module, model: torch.nn.Module) -> str | None:
 
 
 def _known_to(one: Any) -> list[Any]:
-    """Return what a function, a method, a partial or a reference knows; of a container, what is in it."""
+    """Return what a function, method, partial or weak reference refers to, or what a container holds."""
     kind = type(one)  # isinstance() would ask proxies what they are
     if issubclass(kind, FunctionType):
         outside = inspect.getclosurevars(one)
@@ -209,7 +209,7 @@ def _is_on_meta(model: torch.nn.Module) -> bool:
 def _copies(
     model: torch.nn.Module, state: Mapping[str, Any], device: torch.device
 ) -> tuple[torch.nn.Module, OrderedDict[str, Any]]:
-    """Return a copy of a model, and of a state dict, to which hooks may write."""
+    """Return copies of a model, on ``device``, and of a state dict, which hooks may change."""
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     own = [one for one in (*model.parameters(), *model.buffers()) if not is_lazy(one)]
     real = [one for one in (*tensors, *own) if one.layout is torch.strided and not one.is_meta]
@@ -217,18 +217,18 @@ def _copies(
     free = free_memory()
     if free is not None and needed > free:
         raise MemoryError(needed)
-    # A deep copy of a tensor would copy all that shares its storage, too.
+    # A deep copy of a tensor would copy its whole storage.
     known: dict[int, Any] = {id(one): one.detach().clone() for one in tensors}
     given = OrderedDict((name, copy.deepcopy(value, known)) for name, value in state.items())
-    # torch notes in the dictionaries inside that it assigns: the load itself, which may have to copy, has its own.
+    # torch notes ``assign`` in the inner dictionaries: the real load, which may differ, must not share them.
     given._metadata = copy.deepcopy(getattr(state, "_metadata", None))  # type: ignore[attr-defined]
     return copy.deepcopy(model, copies_of_tensors(model, device)), given
 
 
 def _take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> OwnLoading:
     """
-    Let a model load a state dict. What torch's method leaves out is judged afterwards; an override has to do that
-    itself, and may lack arguments that torch's method has, or its result.
+    Let a model load a state dict. Names that torch's method leaves out are checked afterwards; an override has to
+    check them itself, and may lack arguments that torch's method has, or its result.
     """
     loader: Any = model.load_state_dict
     taken = inspect.signature(loader).parameters
@@ -241,7 +241,7 @@ def _take(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool) -> 
 
 def _in_mode(model: torch.nn.Module, function: Callable[[], T]) -> T:
     """Run a function in a thread of its own, in inference mode if tensors of the model were made in it."""
-    # What was made in inference mode can be written to in that mode alone, and a thread of its own is not in it.
+    # Tensors made in inference mode can only be written in it, and a new thread is not in it.
     is_inference = any(tensor.is_inference() for tensor in model_tensors(model).values() if not is_lazy(tensor))
 
     def run() -> T:
@@ -255,7 +255,7 @@ def _left_out(
     model: torch.nn.Module, found: OwnLoading, state: Mapping[str, Any], part: str = "", *, strict: bool
 ) -> OwnLoading:
     """
-    Return what ``load_state_dict`` left out of a state dict; hooks may add names of their own to what it says.
+    Return what ``load_state_dict`` left out, without tied names; its result, ``found``, may have names that hooks add.
 
     Raises:
         KeyMismatch: Names are missing or unexpected.
@@ -284,7 +284,7 @@ def _left_out(
 
 
 def _made_up(entries: Mapping[str, Any], state: Mapping[str, Any], found: OwnLoading) -> tuple[str, ...]:
-    """Return the counters of batches that are neither there nor missing: for old files, torch adds them itself."""
+    """Return counters of batches that ``state`` lacks and torch does not report: it adds them itself for old files."""
     counters = {name for name in (*entries, *state) if name.rpartition(".")[2] == "num_batches_tracked"}
     if counters & state.keys() - entries.keys() - {*found.unexpected}:  # which the model's own code may have renamed
         return ()
@@ -292,7 +292,7 @@ def _made_up(entries: Mapping[str, Any], state: Mapping[str, Any], found: OwnLoa
 
 
 def _as_ckptool_error(model: torch.nn.Module, error: Exception, part: str = "") -> CkptoolError:
-    """Return what a model's loading code raised as an error that says why; ``part``: that it had begun to fill it."""
+    """Return an error of a model's loading code as one of ours; ``part`` is added if some of the model may be new."""
     if isinstance(error, CkptoolError):
         return error
     text = str(error).strip() or type(error).__name__

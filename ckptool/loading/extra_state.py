@@ -1,10 +1,10 @@
 """
-Inert tree → the plain values in it: numbers, text, bytes, lists, tuples, dicts, sets, tensors, torch's own constants,
-and weights that torch keeps packed. Nothing else is ever made.
+Makes Python and torch values of inert nodes: numbers, text, bytes, lists, tuples, dicts, sets, tensors, torch's own
+constants, and weights that torch keeps packed. Nothing else is ever made.
 
 Weights of torch's quantised layers are objects of C++. They pickle as tensors and numbers, and the name of their class.
-The functions of ``torch.ops.quantized`` that layers pack with are called with these, for the classes in a table here
-and no others. See torch/csrc/jit/runtime/register_prim_ops.cpp, aten/src/ATen/native/quantized/cpu/fbgemm_utils.cpp and
+For the classes in ``_PACKERS`` alone, these are packed again by the functions of ``torch.ops.quantized`` that layers
+pack with. See torch/csrc/jit/runtime/register_prim_ops.cpp, aten/src/ATen/native/quantized/cpu/fbgemm_utils.cpp and
 aten/src/ATen/native/RNN.cpp.
 """
 
@@ -37,9 +37,10 @@ _CLASSES: Final = "__torch__.torch.classes."
 
 def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None, assembly: Assembly) -> dict[str, Any]:
     """
-    Return nodes as Python and torch values, by name; those with something inside that only code could make are
-    ``UnsupportedFeature`` errors, not raised.
+    Return the Python and torch values of nodes, by name. If a node holds something that only code could make, its
+    value is an ``UnsupportedFeature`` error, which is not raised.
     """
+    # Two passes over the nodes: the first notes which tensors they hold, so that these are read together.
     wanted: dict[str, LazyTensor] = {}
 
     def note(name: str, inner: Inert) -> Inert:
@@ -66,12 +67,12 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
 
 
 def _torch_constant(node: Inert) -> Any:
-    """Return what torch has beside tensors: an element type, a scheme of quantisation, a device, a size, a layout."""
+    """Return the type, quantisation scheme, device, size or layout of torch that a node stands for; None for others."""
     if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
         made = _TORCH_CALLS.get(str(node.func))
         try:
             return made(*node.args) if made is not None and all(map(_is_constant, node.args)) else None
-        except (RuntimeError, TypeError, ValueError):  # as torch does not write them
+        except (RuntimeError, TypeError, ValueError):  # arguments that torch does not write
             return None
     if isinstance(node, Global) and node.module == "torch":
         name = dtypes.BY_NAME[node.name].name if node.name in dtypes.BY_NAME else node.name
@@ -91,23 +92,23 @@ _TORCH_CALLS: Final[dict[str, Callable[..., Any]]] = {
     "torch.Size": torch.Size,
     "torch.serialization._get_layout": _LAYOUTS.get,
 }
-"""What makes these of numbers and text, by the name that pickles have for it."""
+"""Functions that make such constants from numbers and text, by their names in pickles."""
 
 
 def _unpacked(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return what a packed object pickled."""
+    """Return the state that a packed object was pickled with; what ``no_plain_value`` returns for other nodes."""
     found = packed_content(node)
     return no_plain_value(node) if found is None else value(found[1])
 
 
 def _packed(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return a packed object, made of what it pickled."""
+    """Return a packed object, made of the state it was pickled with; as ``_unpacked`` for other nodes."""
     found = packed_content(node)
     return no_plain_value(node) if found is None else pack(found[0], value(found[1]))
 
 
 def packed_content(node: Inert) -> tuple[str, Inert] | None:
-    """Return the class of a packed object and what it pickled; None for what is none of those that are known."""
+    """Return the class of a packed object and the node of its state; None for other nodes and unknown classes."""
     func = inert.global_of(node.func) if isinstance(node, Call) else None
     if func is None or (func.module, func.name) not in (("torch", "ScriptObject"), ("torch._C", "ScriptObject")):
         return None
@@ -120,14 +121,14 @@ def packed_content(node: Inert) -> tuple[str, Inert] | None:
 
 def pack(name: str, content: Any) -> Any:
     """
-    Return the object of a class that is known, from what it pickled.
+    Return a packed object of the class ``name``, one of ``_PACKERS``. ``content`` is the state it was pickled with.
 
     Raises:
-        UnsupportedFeature: It is not what objects of this class pickle, or this build of torch cannot pack it.
+        UnsupportedFeature: The state is not one of this class, or this build of torch cannot pack it.
     """
     try:
         return _PACKERS[name](content)
-    except Exception as error:  # whatever torch's code raises
+    except Exception as error:  # torch's code may raise anything
         raise UnsupportedFeature(
             f"packed weights of {name}: {first_line(error)[:200]}", kind="packed-weights"
         ) from error
@@ -143,7 +144,7 @@ def _linear(content: Any) -> Any:
         raise ValueError("a weight that is a view, which may be far larger than its memory")
     if weight.is_quantized:
         return torch.ops.quantized.linear_prepack(weight, bias)
-    return torch.ops.quantized.linear_prepack_fp16(weight, bias)  # they pickle as float32
+    return torch.ops.quantized.linear_prepack_fp16(weight, bias)  # packed float16 weights pickle as float32
 
 
 def _cell(content: Any) -> Any:

@@ -1,9 +1,9 @@
 """
-Where the weights of a checkpoint go in a model, decided before a byte is copied.
+``plan``: which tensor of a checkpoint goes into which tensor of a model, decided before a byte is copied.
 
-Strategy: compare the model's own ``state_dict(keep_vars=True)`` with the names and shapes in the file. What differs by
-a wrapper is paired, and what differs by a prefix alone, if that explains all names of the model, or most where names
-may be left over; the rest is no guess.
+The model's own ``state_dict(keep_vars=True)`` is compared with the names and shapes in the file. Names that differ by
+wrappers are paired. Names that differ by a prefix are paired if that explains all names of the model, or, where names
+may be left over, most of them. Nothing else is guessed.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ class Target(NamedTuple):
 
 
 class FillPlan(NamedTuple):
-    """Which tensor goes where. Nothing is changed yet."""
+    """Which tensor of the file goes into which of the model. Making a plan changes nothing."""
 
     targets: tuple[Target, ...]
     match: KeyMatch
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     tied: dict[str, str]
-    """Names of the model that the file does not have, and the name under which it has the same tensor."""
+    """Names of the model that the file does not have, to another name of the same tensor that it has."""
     cast: tuple[tuple[str, str, str], ...]
     """Name, type in the file, type in the model."""
     left_out: tuple[str, ...] = ()
-    """The file's, gone with a wrapper that was taken off."""
+    """Names of the file that are left out on purpose: dropped with a wrapper, or not matched by ``include``."""
 
     @property
     def taken(self) -> dict[str, LazyTensor]:
-        """The file's tensors by the names of the model."""
+        """The file's tensors, by their names in the model."""
         return {one.name: one.source for one in self.targets}
 
 
 def check_model(model: object) -> None:
-    """Raise TypeError unless this is a model."""
+    """Raise TypeError unless this is a module, and not a class."""
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
         raise TypeError(f"model is the class {model.__name__}: make one, as {model.__name__}()")
     if not isinstance(model, torch.nn.Module):
@@ -74,7 +74,7 @@ def check_model(model: object) -> None:
 def check_placing(
     model: torch.nn.Module, map_location: MapLocation, device: str | torch.device | None, dtype: object
 ) -> tuple[Placement, torch.dtype | None]:
-    """Return device and type for what is on meta; raise ValueError where no tensor of a model would get them."""
+    """Return device and type for tensors on meta; raise ValueError for ones that no tensor of the model would get."""
     place, cast_to = placement(map_location, device), castable(dtype)
     where, found = place.everywhere, (place, cast_to)
     tensors = (*model.parameters(), *model.buffers())
@@ -97,10 +97,10 @@ def plan(
     include: Sequence[str] = (),
 ) -> FillPlan:
     """
-    Return where each tensor of the file goes; ``others`` are the names of its entries that are no tensors.
+    Return where each tensor of the file goes; ``others`` are the names of its entries that are not tensors.
 
-    Without ``strict``, names may be left over on both sides, but not all of the model's weights. Where ``include`` has
-    globs, it is about the names of the model that match one, and others in the file, too.
+    Without ``strict``, names may be left over on both sides, but not all of the model's weights. With ``include``, only
+    names of the model that match a glob count, and unexpected names of the file that do.
 
     Raises:
         KeyMismatch: Names are missing or left over; the nearest are named.
@@ -138,8 +138,13 @@ def plan(
 
 
 def _part(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> KeyMatch:
-    """Return what is said of names that match one of some globs."""
-    names_matching("include", include, expected)  # each glob one of the model's
+    """
+    Return a match without the names that no glob of ``include`` matches; ``expected`` are the model's names.
+
+    Raises:
+        WeightsNotFound: A glob matches no name of the model.
+    """
+    names_matching("include", include, expected)
     takes = Filter((include,) if isinstance(include, str) else tuple(include)).takes
     return matched._replace(
         pairs={name: old for name, old in matched.pairs.items() if takes(name)},
@@ -150,7 +155,7 @@ def _part(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> Key
 
 
 def _refuse_others(others: Collection[str], expected: Collection[str], changes: Renames) -> None:
-    """Raise UnsupportedFeature for an entry that has the name of a tensor of the model and is none."""
+    """Raise UnsupportedFeature if an entry that is not a tensor has the name of a tensor of the model."""
     renamed = matching.renamed(list(others), changes) or others
     for old, name in zip(others, renamed, strict=True):
         if name in expected:
@@ -165,7 +170,7 @@ def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def entries_of(model: torch.nn.Module) -> dict[str, Any]:
-    """Return what the model's ``state_dict()`` has; all its tensors, where an override of that does not do as torch."""
+    """Return the entries of the model's ``state_dict()``; if an override of that fails, all its named tensors."""
     try:
         return dict(model.state_dict(keep_vars=True))
     except Exception:  # noqa: BLE001 - whatever the model's own code raises
@@ -176,7 +181,7 @@ def entries_of(model: torch.nn.Module) -> dict[str, Any]:
 def name_changes(
     model: torch.nn.Module, found: Mapping[str, LazyTensor], *, strict: bool = True
 ) -> tuple[Renames, bool]:
-    """Return how to rename for a model that loads through its own code, and whether all its names are then there."""
+    """Return how to rename the file's names for a model that loads through its own code, and whether they then fit."""
     tensors = model_tensors(model)
     shapes = {name: tensor.info.shape for name, tensor in found.items()}
     best = matching.match(shapes_of(tensors), shapes)
@@ -184,20 +189,20 @@ def name_changes(
     is_meant = _is_certain(best, tensors) or not (strict or _is_doubtful(best, shapes))
     if best.pairs and wrapper is not None and is_meant:
         return (*best.changes, *wrapper), best.loads
-    # Names that only the model's own code knows: it will not know what a wrapper put before them.
+    # Only the model's own code knows these names, and it does not know what wrappers put before them.
     wrappers = (Rename("strip_wrappers"),)
     return wrappers if matching.renamed(list(found), wrappers) not in (None, list(found)) else (), False
 
 
 def _wrapper_around(names: list[str]) -> Renames | None:
-    """Return the change that puts a wrapper before names without it; None if the wrappers are elsewhere."""
+    """Return the change that adds the wrapper that is a prefix of all names; None if there is no such prefix."""
     bare = matching.renamed(names, (Rename("strip_wrappers"),)) or names
     heads = {name.removesuffix(f".{rest}") for name, rest in zip(names, bare, strict=True)}
     return (Rename("add_prefix", heads.pop()),) if len(heads) == 1 else None
 
 
 def _is_certain(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Say whether nothing but its changes can be meant: wrappers that come off, or what all names of the model need."""
+    """Return whether a match is the only possible one: it only strips wrappers, or alone pairs all names."""
     if all(change.option in ("strip_module", "strip_wrappers") for change in matched.changes):
         return True
     tied = _tied(matched, tensors)
@@ -206,7 +211,7 @@ def _is_certain(matched: KeyMatch, tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _is_doubtful(matched: KeyMatch, found: Shapes) -> bool:
-    """Say whether more than prefixes would change, or other ways do as well, or few names of either side then meet."""
+    """Return whether a match renames more than prefixes, others are as good, or it pairs at most half of the names."""
     met = len(matched.pairs) + len(matched.reshaped)
     is_few = 2 * met <= min(met + len(matched.missing), len(found))
     return is_few or bool(matched.alternatives) or any(change.option == "rename" for change in matched.changes)
@@ -274,12 +279,12 @@ def _hint(
 
 
 def partly(missing: Sequence[str]) -> str:
-    """Return the hint where names do not fit: ``strict=False`` is none for names that the file lacks."""
+    """Return the hint where names do not fit; it does not suggest ``strict=False`` if the file lacks names."""
     return ANOTHER if missing else PARTLY
 
 
 def other_sizes(names: Sequence[str] = ()) -> str:
-    """Return the hint where tensors of the file, of these names in it, have other shapes than the model's."""
+    """Return the hint where shapes differ from the model's; ``names`` are the names of these tensors in the file."""
     globs = repr(list(names)) if 0 < len(names) <= _LISTED else ""
     return (
         f"Build the model with the sizes that it was saved with, or migrate it without these, `exclude={globs}`, and "
@@ -296,7 +301,7 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def _check_copy(target: Target) -> None:
-    """Raise UnsupportedFeature for what torch would refuse halfway, or lose something in."""
+    """Raise UnsupportedFeature if torch would refuse the copy halfway, or lose something in it."""
     if reason := why_unlike(target.source.info, target.tensor):
         raise UnsupportedFeature(
             f"tensor {target.source.name!r} {reason}",
@@ -306,7 +311,7 @@ def _check_copy(target: Target) -> None:
 
 
 def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:
-    """Say whether a tensor's memory is to be what the file has, byte for byte."""
+    """Return whether the memory of ``target`` holds the same bytes as the file once it has the values of ``source``."""
     info = source.info
     return (
         target.layout == torch.strided

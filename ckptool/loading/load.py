@@ -137,7 +137,7 @@ def load(
             checkpoint.check_unchanged()
             return state
 
-    with gc_paused():  # until the tree is gone
+    with gc_paused():  # until the tree of nodes is freed
         return state_dict()
 
 
@@ -150,7 +150,7 @@ def _taken(
     *,
     breaks_quantized: bool | None,
 ) -> Weights:
-    """Return what is taken of weights; quantised ones may be broken, or may not, or become dense if that is None."""
+    """Return the weights to load: dense if ``breaks_quantized`` is None, else the shard; if False, check the cast."""
     refuse_broken(chosen.tensors.values())
     if arrays := [one.info for one in chosen.tensors.values() if one.info.is_array]:
         made, hint = storages_nbytes(arrays), "Take some of them with `include=`."
@@ -166,7 +166,7 @@ def _taken(
 
 
 def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> Weights:
-    """Return weights in which what is quantised is dense, of a type if one is named."""
+    """Return weights with dense tensors, of type ``dtype`` if it is given, in place of quantised ones."""
     from ckptool.dense.weights import make_dense  # few files have some
 
     name = None if dtype is None else spelled(dtype)
@@ -203,7 +203,7 @@ def predict_memory(
 
 
 def _check_quantized(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> None:
-    """Refuse a cast that breaks quantised weights; without a cast, warn of those whose scales are not taken."""
+    """Refuse a cast that breaks quantised weights; without a cast, warn if their scales are not loaded with them."""
     tensors = chosen.tensors.values()
     if dtype is not None or any(one.info.dtype.name in TYPES for one in tensors):
         head = f"{chosen.state_dict.key}." if chosen.state_dict.key else ""
@@ -221,11 +221,11 @@ def refuse_broken_quantized(
     warns: bool = False,
 ) -> None:
     """
-    Raise UnsupportedFeature where quantised weights would be cast, or left without their scales.
+    Raise UnsupportedFeature if quantised weights would be cast, cut apart, or left without their scales.
 
-    ``left`` are the tensors that are taken, each with the type of what takes it; None if that is its own. ``others``
-    are the paths of what is taken that is no tensor, but may hold some, which get ``dtype``. If it ``warns``, it is
-    only logged.
+    ``left`` are the tensors that are loaded, each with the type that it gets, or None for its own. ``others`` are the
+    paths of loaded entries that are not tensors, but may hold some, which get ``dtype``. With ``warns``, all but cut
+    tensors are only logged.
     """
     left = list(left)
     types = {one.name: spelled(cast or one.dtype) for one, cast in left}
@@ -247,7 +247,7 @@ def refuse_broken_quantized(
 
 
 def cast_of(tensor: LazyTensor, dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return what ``dtype=`` makes of a tensor; None if it stays as it is."""
+    """Return the type that ``dtype=`` casts a tensor to; None if it keeps its own."""
     return dtype if dtype is not None and tensor.dtype in CASTABLE else None
 
 
@@ -260,7 +260,7 @@ def chosen_weights(
     *,
     allow_missing: bool = False,
 ) -> Weights:
-    """Return the chosen weights, under their final names; where several could be meant, those that alone ``fits``."""
+    """Return the chosen weights under their final names; if several could be meant, the only ones that ``fits``."""
     try:
         state_dict = choose(checkpoint, key, weights, fits)
     except WeightsNotFound as error:
@@ -287,7 +287,7 @@ def chosen_weights(
 
 @contextmanager
 def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
-    """Open a checkpoint for a block. Errors get its path and, where it helps, a command that tells more."""
+    """Open a checkpoint for a block. Add its path to errors and, where it helps, a command that shows more."""
     checkpoint: Checkpoint | None = None
     try:
         with open_checkpoint(source, limits=limits) as checkpoint, about(checkpoint.path):
@@ -299,7 +299,7 @@ def opened(source: Origin, limits: Limits) -> Iterator[Checkpoint]:
 
 
 def _add_command(error: CkptoolError, path: str, *, is_open: bool) -> None:
-    """Give an error the command line that tells more about the file, where one does, and a hint that says so."""
+    """Add a command line that shows more about the file to an error, and a hint about it, if one helps."""
     if isinstance(error, TruncatedFile):
         aim, command = "see what is left of it", command_line(path, "check")
     elif isinstance(error, MalformedFile) and is_open:
@@ -321,10 +321,10 @@ def torch_state_dict(
     allow_missing: bool = False,
 ) -> OrderedDict[str, Any]:
     """
-    Return weights as ``state_dict()`` would give them: tensors, other entries in their places, ``_metadata``.
+    Return weights as ``state_dict()`` would return them: tensors, other entries in their places, ``_metadata``.
 
     Raises:
-        IncompleteWeights: An entry holds tensors in something that only code could make, unless that may be missing.
+        IncompleteWeights: An entry that only code could make holds tensors, and not ``allow_missing``.
     """
     checkpoint.announce(weights.tensors.values())
     made = assembly.tensors(weights.tensors, progress)
@@ -344,7 +344,7 @@ def torch_state_dict(
 
 
 def _refuse_tensors_in(checkpoint: Checkpoint, weights: Weights, unmade: Mapping[str, UnsupportedFeature]) -> None:
-    """Raise IncompleteWeights if there are tensors in entries that only code could make."""
+    """Raise IncompleteWeights if an entry that only code could make holds tensors."""
     key = weights.state_dict.key
     for name, value in unmade.items():
         head = f"{key}.{weights.old_names[name]}" if key else weights.old_names[name]

@@ -1,8 +1,8 @@
 """
-``load_into``: the weights of a checkpoint into a model that exists, tensor by tensor, never two copies at once.
+``load_into``: loads the weights of a checkpoint into an existing model, tensor by tensor, without a second copy.
 
-Everything that can be known beforehand is checked beforehand. Then memory that is to be what the file has is read into
-directly, the rest is copied tensor by tensor, and what was on the meta device is put in its place.
+All that can be checked is checked before anything changes. Then the file's bytes are read right into the memory of
+tensors that store them unchanged, other tensors are copied one by one, and those on the meta device are replaced.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def load_into(
     where there are none, another device or type is refused. At no time are there two copies. Names that differ by a
     wrapper, or by one prefix that all of the model's need (without ``strict``: most), are matched, and reported.
     ``strict`` fails on names that either side lacks, but not on buffers that models compute themselves
-    (``num_batches_tracked``, ``position_ids``), and on different values for names that the model ties, of which else
-    the last name's counts. If several state dicts could be the weights, the one that fits is taken; if none does, all
-    of them together, where names from the top of the file are those of the model. ``include`` fills only what has a
-    name in the model that matches a glob, or one of several, and ``prefix`` takes what is below it in the file, without
-    it. ``dequantize`` first makes quantised weights dense, and a ``recipe``, by its name or the path of one, puts the
+    (``num_batches_tracked``, ``position_ids``), and on different values for names that the model ties; without it, the
+    last name's value counts. If several state dicts could be the weights, the one that fits is taken; if none does, all
+    of them together, where names from the top of the file are those of the model. ``include`` fills only tensors whose
+    names in the model match a glob, or one of several. ``prefix`` takes only the file's names below it, and strips it.
+    ``dequantize`` first makes quantised weights dense, and a ``recipe``, by its name or the path of one, puts the
     weights into another layout, as ``migrate`` does. ``optimizer`` gets the file's state for it, on its devices.
 
     A model that takes part in loading (hooks, overrides, packed parameters, lazy layers, extra state) is filled by its
@@ -118,7 +118,7 @@ def load_into(
         DamagedFile: ``verify`` found bytes that are not those that were written.
         UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised;
             or a tensor has values that its new type cannot hold: finite floats, or integers that would be others.
-        CkptoolError, ValueError, TypeError: As ``load``; ``model`` is none, or the class of one.
+        CkptoolError, ValueError, TypeError: As ``load``; ``model`` is not a module, or is a class.
     """
     check_model(model)
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
@@ -142,7 +142,7 @@ def load_into(
 
 
 def _made(checkpoint: Checkpoint, dtype: torch.dtype | None, layout: AskedRecipe | None, *, dequantize: bool) -> Made:
-    """Return what is made of the weights first: dense ones, and those in another layout."""
+    """Return the conversion of the chosen weights: to dense ones, to another layout, or both."""
 
     def made(weights: Weights) -> Weights:
         plain = dense(checkpoint, weights, dtype) if dequantize else weights
@@ -159,7 +159,7 @@ def _logged(report: LoadReport) -> LoadReport:
 
 @contextmanager
 def _telling_of_quantised(checkpoint: Checkpoint, model: torch.nn.Module | None) -> Iterator[None]:
-    """Give an error of names or shapes the hint at dense weights, if a model of floats is to take quantised ones."""
+    """Replace the hint of an error about names or shapes if the file is quantised, and the model has only floats."""
     try:
         yield
     except WeightsMismatch as error:
@@ -171,13 +171,13 @@ def _telling_of_quantised(checkpoint: Checkpoint, model: torch.nn.Module | None)
 
 
 def _type_of(model: torch.nn.Module) -> torch.dtype | None:
-    """Return the floating type of a model's tensors if it is that of all of them, and they have values."""
+    """Return the floating type that all tensors of a model share; None if they differ, or parameters are on meta."""
     types = {one.dtype for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()}
     return types.pop() if len(types) == 1 and not any(one.is_meta for one in model.parameters()) else None
 
 
 class _Load(NamedTuple):
-    """One load into a model, as the caller wants it."""
+    """The options of one load into a model, and the two ways to carry it out."""
 
     choice: Choice
     assembly: Assembly
@@ -190,7 +190,7 @@ class _Load(NamedTuple):
     breaks_quantized: bool
 
     def planned(self, found: StateDict, filling: FillPlan) -> LoadReport:
-        """Fill a model as it was planned, and return the report."""
+        """Fill the model by a plan, and return the report."""
         model, checkpoint = self.choice.model, self.choice.checkpoint
         refuse_broken_plan(checkpoint, filling, self.dtype, allowed=self.breaks_quantized)
         if self.verify:
@@ -209,7 +209,7 @@ class _Load(NamedTuple):
         return report_of(model, checkpoint.path, found, filling, self.started, apart)
 
     def through_own_code(self, chosen: Weights, changes: Renames) -> LoadReport:
-        """Let a model load weights in its own way, and return the report."""
+        """Let the model load weights through its own code, and return the report."""
         model, checkpoint, strict = self.choice.model, self.choice.checkpoint, self.strict
         refuse_broken(chosen.tensors.values())
         if self.verify:
@@ -238,10 +238,10 @@ class _Load(NamedTuple):
 
 def tied_apart(model: torch.nn.Module, taken: Mapping[str, LazyTensor], *, strict: bool) -> tuple[tuple[str, str], ...]:
     """
-    Return pairs of names that a model ties, and for which a file has two different values; the last name's would count.
+    Return pairs of names that a model ties, but for which the file has different values; the last name's would count.
 
     Raises:
-        WeightsMismatch: There are some, and it is ``strict``.
+        WeightsMismatch: There are such pairs, and ``strict`` is True.
     """
     own = model_tensors(model)
     apart = tuple(values_apart(taken, {name: own[name] for name in taken if name in own}))
@@ -269,15 +269,15 @@ def refuse_broken_plan(
 
 
 def _refuse_integers(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> None:
-    """Raise UnsupportedFeature where matrices of integers, codes as it seems, would go into parameters of floats."""
+    """Raise UnsupportedFeature if matrices of integers, which seem quantised, would go into parameters of floats."""
     if fact := codes_for_floats(taken):
         hint = "Make them dense (`dequantize=True`); if this is meant, say so with `break_quantized=True`."
         raise UnsupportedFeature(fact, kind="breaks-quantized", hint=hint)
 
 
 def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
-    """Copy from the file into the model's memory."""
-    # Two reads into one memory would meet: of several sources for one tensor the last counts, as for torch.
+    """Read or copy tensors of the file into the model's memory."""
+    # Two reads into the same memory would race: if a tensor has several sources, the last counts, as for torch.
     targets = list({id(target.tensor): target for target in targets}.values())
     host, devices = HostMemory(False), dict[torch.device, DeviceMemory]()
     others = []
@@ -301,12 +301,12 @@ def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
     if others:
         in_own_thread(partial(_copy_all, others, mmap, meter))
     for target in targets:
-        if not target.tensor.is_inference():  # those have no versions
+        if not target.tensor.is_inference():  # inference tensors have no version counter
             torch.autograd.graph.increment_version(target.tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a contiguous tensor as uint8."""
+    """Return the memory of a contiguous tensor as a flat tensor of uint8."""
     start = tensor.storage_offset() * tensor.itemsize
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
@@ -314,19 +314,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copy_all(targets: list[Target], mmap: Mmap, meter: Meter) -> None:
     for target in targets:
-        # What was made in inference mode can be written to in that mode alone; leaving it switches gradients on.
+        # Tensors made in inference mode can only be written in it; inference_mode(False) enables gradients.
         with torch.inference_mode(target.tensor.is_inference()), torch.no_grad():
             target.tensor.detach().copy_(_values(target, mmap))
         meter.read(target.source.info.nbytes)
 
 
 def _values(target: Target, mmap: Mmap) -> torch.Tensor:
-    """Return a tensor of the file on the CPU: mapped where that can be, else in memory that goes with it."""
+    """Return a tensor of the file on the CPU: mapped if possible, else in memory that is freed with it."""
     return Assembly(placement(CPU), mmap=mmap).tensors({target.name: target.source})[target.name]
 
 
 def refuse_overflows_in(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
-    """Raise UnsupportedFeature if what a model of these names has for a value is of a type that cannot hold it."""
+    """Raise UnsupportedFeature if a tensor of a state dict has values that the model's type for it cannot hold."""
     own = {name: one.dtype for name, one in model_tensors(model).items() if not one.is_meta and not is_lazy(one)}
     there = ((name, value) for name, value in state.items() if isinstance(value, torch.Tensor) and name in own)
     smaller = [(name, value, own[name]) for name, value in there if narrows(value.dtype, own[name])]
@@ -334,10 +334,10 @@ def refuse_overflows_in(model: torch.nn.Module, state: Mapping[str, Any]) -> Non
 
 
 def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
-    """Put tensors in the place of parameters and buffers, by their ``id``; what was tied is tied again."""
+    """Replace parameters and buffers by new tensors, by the ``id`` of the old ones; tied ones stay tied."""
     parameters: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
-        # By setattr(), as torch does: an LSTM notes its parameters in a list, too.
+        # With setattr(), as torch does: an LSTM also keeps its parameters in a list.
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) in made:
                 if id(parameter) not in parameters:
@@ -349,6 +349,6 @@ def assign(model: torch.nn.Module, made: Mapping[int, torch.Tensor]) -> None:
 
 
 def parameter_like(old: torch.Tensor, values: torch.Tensor) -> torch.nn.Parameter:
-    """Return values as a parameter that is trained if ``old`` is; integers never are."""
+    """Return values as a parameter that requires gradients if ``old`` does; integers never do."""
     is_trained = old.requires_grad and (values.is_floating_point() or values.is_complex())
     return torch.nn.Parameter(values, requires_grad=is_trained)

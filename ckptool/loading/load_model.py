@@ -76,7 +76,7 @@ def _unpickled(path: str, shown: str, place: Placement) -> torch.nn.Module:
 def _made(shown: str, make: Callable[[], Any]) -> torch.nn.Module:
     try:
         model = make()
-    except Exception as error:  # code of the file's own raises what it likes
+    except Exception as error:  # code of the file may raise anything
         raise UnsupportedFeature(
             f"cannot be unpickled here: {first_line(error)}",
             kind="class-missing",
@@ -89,7 +89,7 @@ def _made(shown: str, make: Callable[[], Any]) -> torch.nn.Module:
 
 
 def _placed(place: Placement, storage: torch.UntypedStorage, tag: str) -> Any:
-    """Return a storage where it is to be. torch would obey the tag wherever nothing else is said."""
+    """Return a storage moved to its device. If the mover returns None, torch moves it, as ``place`` says."""
     moved = place.mover(storage, tag) if place.mover is not None else None
     if moved is None:
         moved = torch.serialization.default_restore_location(storage, str(place.device(tag)))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The state of an optimizer in a checkpoint: found, checked against the optimizer, and put in."""
+"""Finds the state of an optimizer in a checkpoint, checks it against the optimizer, and makes it loadable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.values import narrows
 
 _DEFAULTED: Final = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "nesterov"})
-"""Settings of a group that torch puts in itself where the state of an older release has none."""
+"""Settings of a group that torch adds itself to a state of an older release."""
 _NEEDED: Final = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam"), ("step", "exp_avg", "exp_avg_sq")),
     "Adadelta": ("step", "square_avg", "acc_delta"),
@@ -32,9 +32,9 @@ _NEEDED: Final = {
     "RMSprop": ("step", "square_avg"),
     "Rprop": ("step", "prev", "step_size"),
 }
-"""What torch's own optimizers read of each parameter that has a state."""
+"""Entries that torch's own optimizers read from the state of a parameter, by class."""
 _BY_SETTING: Final = {"amsgrad": "max_exp_avg_sq", "momentum": "momentum_buffer", "centered": "grad_avg"}
-"""What they read besides where a group has a setting."""
+"""Further entries that they read if a group has a setting, by setting."""
 
 
 def read_optimizer(
@@ -80,7 +80,7 @@ def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
 
 
 def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Check what torch checks, and what it does not: names, shapes, values; put the file's in the optimizer's order."""
+    """Check a state, also where torch does not: names, shapes, values; put its groups into the optimizer's order."""
     groups, mine = state["param_groups"], optimizer.param_groups
     is_plain = isinstance(groups, list) and isinstance(state["state"], dict)
     if not is_plain or not all(_is_group(group) for group in groups):
@@ -127,10 +127,11 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
 
 def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
-    Return the groups of a file that names its parameters as the optimizer has them; others, as torch, by position.
+    Return the file's groups in the optimizer's order if the file names its parameters, else as they are: as in torch,
+    positions count then. Names may differ by wrappers and prefixes, as those of weights may.
 
-    Names may differ by what those of weights differ by. torch records ``param_names`` and goes by position; where the
-    optimizer has none, and they are no names of the model, so does this.
+    torch records ``param_names``, but does not use them. If the optimizer has none, and those of the file are not
+    names of the model, positions count, too.
     """
     is_named = all(isinstance(one, str) for group in groups for one in group["params"])
     listed: list[Any] = [group["params"] if is_named else group.get("param_names") for group in groups]
@@ -179,11 +180,11 @@ def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[di
 def _refuse_lacking(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], entries: dict[Any, dict[Any, Any]]
 ) -> None:
-    """Raise KeyMismatch where the state of a parameter lacks what the optimizer, or others of its group, need."""
+    """Raise KeyMismatch if the state of a parameter lacks an entry that the optimizer, or others of its group, need."""
     kind = type(optimizer)
     needed = set(_NEEDED.get(kind.__name__, ()) if kind.__module__.startswith("torch.optim.") else ())
     needed |= {entry for setting, entry in _BY_SETTING.items() if needed and group.get(setting)}
-    # Of what is factored or quantised, others keep other entries.
+    # Factored and quantised states have other entries: only a subset of the largest state is judged by it.
     most: set[Any] = max(map(set, entries.values()), key=len, default=set())
     for number, entry in entries.items():
         have = set(entry)

@@ -1,4 +1,4 @@
-"""What a load into a model came to: ``LoadReport``, for programs and, as text, for people."""
+"""``LoadReport``: the result of loading into a model, for programs and, as text, for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LISTED: Final = 4
 
 
 class LoadReport(NamedTuple):
-    """What was loaded into a model. As text, one or two lines: counts; what was done, and what is not there."""
+    """What was loaded into a model. Its text has one or two lines: counts, then what was done and what is missing."""
 
     path: str
     key: str
@@ -37,7 +37,7 @@ class LoadReport(NamedTuple):
     """The share of the model's elements that were loaded, 0 to 1; those of tied weights count once."""
     seconds: float
     nbytes: int = 0
-    """Size of what was read; of weights that are tied in the file, once."""
+    """Bytes of the weights that were read; those that are tied in the file count once."""
     missing: tuple[str, ...] = ()
     """Names of the model that the file does not have."""
     unexpected: tuple[str, ...] = ()
@@ -45,27 +45,27 @@ class LoadReport(NamedTuple):
     cast: tuple[tuple[str, str, str], ...] = ()
     """Name, type in the file, type in the model."""
     tied: tuple[tuple[str, str], ...] = ()
-    """Names that the file does not have, and the name under which it has the same tensor."""
+    """Name that the file does not have, name of the same tensor that it has."""
     changes: Renames = ()
-    """What was done to the file's names, for them to be the model's: wrappers and prefixes that were taken off."""
+    """Changes that make the file's names the model's: wrappers and prefixes that were stripped."""
     still_meta: tuple[str, ...] = ()
     """Tensors that are still on the meta device, because no file has them: buffers that the model must fill itself."""
     optimizer: int = 0
     """Parameters whose optimizer state was loaded."""
     left_out: tuple[str, ...] = ()
-    """Names of the file that were left out with a wrapper: its counters, and the raw weights next to averaged ones."""
+    """Names of the file that were not loaded: counters of a wrapper, raw weights next to averages, no ``include``."""
     own_loading: str | None = None
-    """What in the model takes part in loading, so that its own ``load_state_dict`` has filled it."""
+    """The class or hook because of which the model's own ``load_state_dict`` has filled it; None if none has."""
     is_tried: bool = True
-    """False where no copy of the model could load first: had the load failed, a part of the model might be new."""
+    """False if no copy of the model could load first: had the load failed, a part of the model might be new."""
     hooks: tuple[str, ...] = ()
     """The classes of the modules whose hooks ran after their weights were loaded."""
     also_under: tuple[str, ...] = ()
     """Other keys under which the file has the same weights."""
     tied_apart: tuple[tuple[str, str], ...] = ()
-    """Names that the model ties, and for which the file has different values: the second's were taken."""
+    """Pairs of names that the model ties, but for which the file has different values: the second's were taken."""
     joined: tuple[str, ...] = ()
-    """Keys of the state dicts that together are the model, where no single one is; names are those from ``key`` on."""
+    """Keys of the state dicts that together are the model, if no single one is; names are relative to ``key``."""
 
     def __dir__(self) -> list[str]:
         return completed(self)
@@ -91,7 +91,7 @@ class LoadReport(NamedTuple):
         return f"{show(self.path)}: {counts}; {self.nbytes:,} bytes in {self.seconds:.2f} s"
 
     def _facts(self) -> Iterator[str]:
-        """Yield what was done, and then what is not there, or not as in the file."""
+        """Yield texts of what was done, then of what is missing or differs from the file."""
         facts = (
             _listed("state dicts together", self.joined),
             f"names changed by {' '.join(map(str, self.changes))}" if self.changes else "",
@@ -124,7 +124,7 @@ def report_of(
     started: float,
     tied_apart: tuple[tuple[str, str], ...] = (),
 ) -> LoadReport:
-    """Return the report of a load that has just ended, and began at ``started`` of ``time.perf_counter``."""
+    """Return the report of a load that has just ended; ``started`` is when it began, by ``time.perf_counter``."""
     loaded = {one.name for one in filling.targets} | set(filling.tied)
     return _report(model, path, found, loaded, [one.source for one in filling.targets], started)._replace(
         missing=filling.missing,
@@ -138,7 +138,7 @@ def report_of(
 
 
 def report_through(model: torch.nn.Module, path: str, chosen: Weights, taken: OwnLoading, started: float) -> LoadReport:
-    """Return the same of a model that has loaded through code of its own."""
+    """Return the report for a model that has loaded through its own code."""
     loaded = entries_of(model).keys() - {*taken.missing, *taken.forgiven}
     return _report(model, path, chosen.state_dict, loaded, chosen.tensors.values(), started)._replace(
         missing=taken.missing,

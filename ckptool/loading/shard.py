@@ -1,7 +1,7 @@
 """
-One rank's share of the weights: tensors cut along a dimension, of which the rest is not read.
+One rank's shard of the weights: tensors are cut along a dimension, and only the rank's part is read.
 
-Rows lie together in the file, and are a slice of it. Columns are gathered when they are read.
+A part along the first dimension is one range of the file. Along others, its elements are gathered while reading.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
 Cut: TypeAlias = tuple[int, int, int]
-"""The dimension that a tensor is cut along, the number of the rank from 0 on, and how many ranks there are."""
+"""The dimension that a tensor is cut along, the number of the rank (from 0), and the number of ranks."""
 Shard: TypeAlias = Mapping[str, Cut]
-"""Cuts by the globs of the names that they are of."""
+"""Cuts, by globs of the names of tensors."""
 
 
 def share_of(weights: Weights, shard: Shard | None) -> Weights:
     """
-    Return weights with the parts of one rank in place of those that are cut.
+    Return weights in which each tensor that is cut is replaced by the rank's part of it.
 
     Raises:
-        UnsupportedFeature: A tensor has no such parts: they would not be equal, or it has no plain elements.
-        ValueError: There is no such rank; or two globs match a name, and say different things of it.
+        UnsupportedFeature: A tensor cannot be cut: it lacks the dimension, equal parts, or plain elements.
+        ValueError: There is no such rank, or two globs that match a name give different cuts.
         WeightsNotFound: A glob matches no name.
     """
     cuts: dict[str, Cut] = {}
@@ -38,7 +38,7 @@ def share_of(weights: Weights, shard: Shard | None) -> Weights:
         for name in names_matching("shard", glob, list(weights.tensors)):
             if cuts.setdefault(name, cut) != cut:
                 raise ValueError(f"shard says {cut} of {name!r} for {glob!r}, and {cuts[name]} for another glob")
-    parts: dict[object, TensorInfo] = {}  # what is tied stays so
+    parts: dict[object, TensorInfo] = {}  # tied tensors stay tied
     tensors = dict(weights.tensors)
     for name, cut in cuts.items():
         key = identity(tensors[name].info), cut
@@ -49,7 +49,7 @@ def share_of(weights: Weights, shard: Shard | None) -> Weights:
 
 
 def _part(tensor: LazyTensor, dim: int, rank: int, world: int) -> TensorInfo:
-    """Return the facts of one part of a tensor, as of one that is stored by itself."""
+    """Return the facts of one rank's part of a tensor, as if it were stored by itself."""
     shape = list(tensor.shape)
     if not -len(shape) <= dim < len(shape):
         raise _uneven(tensor, f"has no dimension {dim}: its shape is {shape}")

@@ -1,1 +1,1 @@
-"""Memory for tensors: how much there is, on the host and on devices, and filling it."""
+"""Memory for tensors, on the host and on devices: how much is free, and how it is filled."""

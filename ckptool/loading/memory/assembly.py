@@ -1,5 +1,5 @@
 """
-``TensorInfo`` → ``torch.Tensor``: each storage once, in the memory of its device, and tensors as views of it.
+Makes ``torch.Tensor`` of ``TensorInfo``: reads each storage once, into memory of its device; tensors are views of it.
 
 Tensors that share memory in the file share it again. Of a storage that is not mapped, only the span that the wanted
 tensors use is read.
@@ -40,16 +40,16 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import SPARSE_PARTS, StorageRef, TensorInfo
 
 _ALIGNMENT: Final = 64
-"""What a span of a storage begins on a multiple of, in bytes: enough for any element, and for vector loads."""
+"""The first byte of a span of a storage is a multiple of this: enough for any element, and for vector loads."""
 _CAST_NBYTES: Final = 256 << 20
-"""How much is read before it is cast and freed."""
+"""After so many uncast bytes, what was read is cast, and the uncast bytes are freed."""
 
 
 logger = logging.getLogger("ckptool")
 
 
 class Cost(NamedTuple):
-    """What tensors need, in bytes."""
+    """The memory that tensors need, in bytes."""
 
     host_nbytes: int
     """Memory on the host that this process alone uses, when all is loaded."""
@@ -58,7 +58,7 @@ class Cost(NamedTuple):
     device_nbytes: int
     """Memory of accelerators, when all is loaded."""
     passing_nbytes: int
-    """What is needed on top while loading: uncast bytes, staging buffers."""
+    """Memory that is needed in addition while loading: uncast bytes, staging buffers."""
 
     def __dir__(self) -> list[str]:
         return completed(self)
@@ -72,7 +72,7 @@ class Cost(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """One storage, or the span of it that tensors use."""
+    """One storage, or the span of it that tensors use, from byte ``first`` to ``last``."""
 
     root: StorageRef
     source: Source
@@ -83,11 +83,11 @@ class _Block:
     tensors: list[tuple[str, TensorInfo]] = field(default_factory=list)
     memory: torch.Tensor | None = None
     nothing: torch.Tensor | None = None
-    """Memory of no bytes, where the storage is or would be: for tensors without elements."""
+    """Memory of no bytes on the device of the storage, for tensors without elements."""
     is_scale: bool = False
-    """Whether it has numbers that quantised tensors are scaled by, which are no weights: they keep their type."""
+    """Whether it holds the scales of quantised tensors, which are not weights: they keep their type."""
     cast: torch.dtype | None = None
-    """What the elements were cast to, all of them."""
+    """The type that all elements were cast to; None if they were not."""
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +96,7 @@ class _Block:
 
 class Assembly:
     """
-    Makes the tensors of one state dict. ``dtype`` is what floating tensors are cast to, on the device they go to.
+    Makes the tensors of one state dict. ``dtype`` is the type that floating tensors are cast to, on their new device.
 
     ``verify`` compares each storage with its checksum in the file, once it is in memory on the CPU.
     """
@@ -120,7 +120,7 @@ class Assembly:
         self._memories: dict[torch.device, Memory] = {CPU: self._host}
         self._blocks: dict[tuple[int, int], _Block] = {}
         self._whole: dict[tuple[int, int], torch.Tensor] = {}
-        """Tensors on storages that are mapped as a whole: what else is on such a storage shares it."""
+        """Tensors over storages that are mapped as a whole; other tensors of such a storage share its memory."""
 
     def tensors(self, wanted: Mapping[str, LazyTensor], progress: Progress | None = None) -> dict[str, torch.Tensor]:
         """
@@ -154,7 +154,7 @@ class Assembly:
         return self._cost()
 
     def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
-        """Return the tensors that are plain views of mapped storages: most are, so this loop has to be fast."""
+        """Return the tensors that are plain views of mapped storages. Most are, so this loop has to be fast."""
         made: OrderedDict[str, torch.Tensor] = OrderedDict()  # what a state dict is
         whole, from_buffer = self._whole, torch.frombuffer
         types: dict[str, tuple[torch.dtype, int]] = {}
@@ -205,7 +205,7 @@ class Assembly:
         if block.memory is not None:
             if block.first <= first and last <= block.last:
                 return
-            root = storage.whole or storage  # it was loaded as a smaller one
+            root = storage.whole or storage  # a smaller span of it was loaded before
             block = self._blocks[id(root.source), root.offset] = _Block(root, root.source, root.nbytes)
         block.first = min(block.first, first // _ALIGNMENT * _ALIGNMENT)
         block.last = max(block.last, last)
@@ -238,7 +238,7 @@ class Assembly:
         return Cost(needed.get(CPU, 0), mapped, device, uncast + staging)
 
     def _needed(self, blocks: list[_Block]) -> tuple[dict[torch.device, int], int]:
-        """Return the bytes that each device needs when all is loaded, and those that are mapped."""
+        """Return the bytes that each device needs once the blocks are loaded, and the number of mapped bytes."""
         needed: dict[torch.device, int] = {}
         mapped = 0
         for block in blocks:
@@ -257,7 +257,7 @@ class Assembly:
         return block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
 
     def _uncast_nbytes(self, block: _Block) -> int:
-        """Return the bytes that a storage needs until it is cast."""
+        """Return the bytes of memory that a storage needs until it is cast."""
         is_free = self._place.device(block.root.location).type == "cpu" and self._is_mapped(block)
         return 0 if is_free or self._cast_of(block) is None else block.nbytes
 
@@ -297,7 +297,7 @@ class Assembly:
                 meter.read(reached - meter.done)
 
     def _batches(self, blocks: list[_Block]) -> Iterator[list[_Block]]:
-        """Yield what is read in one go: all of it, unless it is cast, and the uncast bytes have to go in between."""
+        """Yield the blocks to read at once: all, unless they are cast, and uncast bytes have to be freed in between."""
         batch: list[_Block] = []
         held = 0
         for block in blocks:
@@ -315,7 +315,7 @@ class Assembly:
         return self._memories[device]
 
     def _cast_of(self, block: _Block) -> torch.dtype | None:
-        """Return what a storage is cast to as a whole: that keeps its tensors sharing it."""
+        """Return the type that a storage is cast to as a whole, so that tensors still share it; None if it is not."""
         only = next(iter(block.types)) if len(block.types) == 1 else None
         is_cast = only is not None and is_castable(only) and only != self._dtype and not block.is_scale
         return self._dtype if is_cast else None
@@ -403,7 +403,7 @@ class Assembly:
 
 
 def _first(block: _Block, info: TensorInfo) -> int:
-    """Return the first element of a tensor in the memory of its block."""
+    """Return the index of a tensor's first element in the memory of its block."""
     start = info.storage.offset - block.root.offset - block.first if info.storage is not None else 0
     return start // info.dtype.itemsize + info.storage_offset
 

@@ -28,7 +28,7 @@ class DeviceMemory(Memory):
     """Allocates memory of one device."""
 
     STAGING_NBYTES: Final = _BUFFERS * PIECE
-    """Most that is needed on the host meanwhile."""
+    """Most bytes that the staging buffers need on the host."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class DeviceMemory(Memory):
             )
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
-        """Return memory for ``nbytes`` bytes from ``offset``; any device's is aligned for any element."""
+        """Return memory for ``nbytes`` bytes from ``offset``; memory of devices is aligned for any element."""
         with translate_out_of_memory(nbytes, self._device):
             target = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         if self._device.type != "meta":
@@ -87,7 +87,7 @@ class DeviceMemory(Memory):
                 while reading:
                     send_oldest()
         finally:
-            sender.finish()  # after an error too: what is under way must not meet memory that was given to others
+            sender.finish()  # after an error, too: copies under way must not write to memory that is used again
 
 
 def _groups(ranges: list[Range]) -> Iterator[list[Range]]:
@@ -112,28 +112,28 @@ def _read(group: list[Range], buffer: torch.Tensor) -> None:
 
 
 class _Sender:
-    """Copies from buffers to a device, each finished before the next. For devices without streams of ours."""
+    """Copies buffers to a device, each one finished before the next. For devices without streams."""
 
     def buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def send(self, group: list[Range], buffer: torch.Tensor) -> Any:
         position = 0
-        is_pinned = buffer.is_pinned()  # the driver is asked
+        is_pinned = buffer.is_pinned()  # this asks the driver
         for _, _, target in group:
             target.copy_(buffer[position : position + target.numel()], non_blocking=is_pinned)
             position += target.numel()
         return None
 
     def wait(self, event: Any) -> None:
-        """Return once what ``send`` gave for it is on the device."""
+        """Return once the copy for which ``send`` returned ``event`` is done."""
 
     def finish(self) -> None:
         """Return once everything is on the device."""
 
 
 class _StreamSender(_Sender):
-    """The same on a stream of its own, from pinned buffers, while the next ones are read."""
+    """Copies pinned buffers on a stream of its own, while the next ones are read."""
 
     def __init__(self, device: torch.device, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

@@ -1,8 +1,8 @@
 """
-Bytes of a file as host memory for tensors: mapped where that is free, else read by several threads at once.
+Host memory for tensors: bytes of a file that are mapped, or read by several threads at once.
 
 A mapping is private: processes that load one file share its pages until one writes to them. Large reads go
-into memory that the system gets back as soon as the tensor is gone, which an allocator would keep.
+into memory that returns to the system as soon as the tensor is gone; an allocator would keep it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Progress: TypeAlias = Callable[[int], None]
 """Called with the number of bytes that were just read."""
 
 PIECE: Final = 16 << 20
-"""What is read at a time."""
+"""Most bytes that are read at a time."""
 _RETURNED = 4 << 20
-"""From this size on, memory is mapped for itself."""
+"""From so many bytes on, memory is a mapping of its own, which returns to the system once it is free."""
 _MOST_THREADS = 4
 
 
@@ -39,7 +39,7 @@ class Range(NamedTuple):
     source: Source
     offset: int
     memory: torch.Tensor
-    """Of uint8, contiguous, a piece at most."""
+    """A contiguous tensor of uint8, of ``PIECE`` bytes at most."""
 
 
 class Memory:
@@ -62,7 +62,7 @@ class Memory:
 
     def fill(self, progress: Progress) -> None:
         """
-        Read what was taken, and call ``progress`` with the number of bytes of each piece. No thread outlives the call.
+        Read all noted ranges, and call ``progress`` with the number of bytes of each. No thread outlives the call.
 
         Raises:
             FileUnavailable: The file cannot be read any more.
@@ -75,18 +75,18 @@ class HostMemory(Memory):
     """
     Allocates host memory.
 
-    ``wanted`` says whether local files are mapped; ``auto`` maps all but those that answer over a network. What is
-    misaligned for its element, encoded in the file, or no file at all is read in any case.
+    ``wanted`` says whether local files are mapped; ``auto`` maps all but those on network file systems. Bytes that are
+    misaligned for their element, encoded in the file, or not in a local file are read in any case.
     """
 
     def __init__(self, wanted: Mmap = "auto") -> None:
         super().__init__()
         self._wanted = wanted
         self._maps: dict[int, tuple[Mapping, int] | None] = {}
-        self._sources: list[Source] = []  # ids are compared: they must not be used again
+        self._sources: list[Source] = []  # keeps them alive, so that their ids stay unique
 
     def mapped(self, source: Source) -> tuple[Mapping, int] | None:
-        """Return the mapping of the file under a source, and the source's place in it; None if it is not mapped."""
+        """Return the mapping of a source's file, and the offset of the source in it; None if it is not mapped."""
         try:
             return self._maps[id(source)]
         except KeyError:
@@ -102,7 +102,7 @@ class HostMemory(Memory):
         if file is not source:
             whole = self.mapped(file)
             return None if whole is None else (whole[0], start)
-        with suppress(OSError):  # no room for a mapping that may be written to, or closed just now: reading tells
+        with suppress(OSError):  # no room for a private mapping, or just closed, which reading reports
             return None if self._wanted == "auto" and file.is_remote() else (file.map(), 0)
         return None
 
@@ -121,7 +121,7 @@ class HostMemory(Memory):
         return memory
 
     def can_map(self, source: Source, offset: int, itemsize: int) -> bool:
-        """Say whether ``take`` would give a view of a mapping, and allocate nothing."""
+        """Return whether ``take`` would return a view of a mapping, and allocate nothing."""
         mapping = self.mapped(source)
         return mapping is not None and (mapping[1] + offset) % itemsize == 0
 
@@ -144,10 +144,10 @@ def _read(one: Range) -> int:
 
 def allocate(nbytes: int) -> torch.Tensor:
     """
-    Return new host memory as a tensor of uint8; what it holds is undefined.
+    Return new host memory as a tensor of uint8 with undefined content.
 
     Raises:
-        OutOfMemory: There is not so much.
+        OutOfMemory: So many bytes are not free.
     """
     try:
         if nbytes < _RETURNED:

@@ -1,7 +1,7 @@
 """
-Which device each storage goes to: what ``map_location`` means, and whether that device is here.
+What torch makes of a saved tensor: the device that ``map_location`` means for it, its element type, its layout.
 
-Types of elements as torch has them, and tensors that are more than strided memory: sparse and quantised ones.
+Also makes tensors that are more than strided memory: sparse and quantised ones.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ META = torch.device("meta")
 
 
 class Placement(NamedTuple):
-    """Where storages go, by the tag that they were saved with."""
+    """The devices that storages go to, by the location tags that they were saved with."""
 
     everywhere: torch.device | None
-    """The device for all of them, where there is one."""
+    """The device for all storages; None if ``by_tag`` decides."""
     by_tag: Mapping[str, torch.device]
     mover: Mover | None = None
     """A function that is given each storage, on the CPU, and its tag; it returns the storage to use, or None."""
 
     def device(self, tag: str) -> torch.device:
-        """Return where a storage goes that was saved with ``tag``: to the CPU, if nothing else was said of it."""
+        """Return the device for a storage that was saved with ``tag``; the CPU if none was given for it."""
         return self.everywhere if self.everywhere is not None else self.by_tag.get(tag, CPU)
 
 
 def placement(map_location: MapLocation, device: str | torch.device | None = None) -> Placement:
     """
-    Return what ``map_location`` says; it may be what ``torch.load`` takes: a device, a mapping of tags, a function.
+    Return what ``map_location`` means; as for ``torch.load``, it is a device, a mapping of tags, or a function.
 
-    None is the CPU. ``device`` is another word for it. No device is started here but those that it names.
+    None is the CPU. ``device`` is another word for it. Only devices that it names are initialised.
 
     Raises:
         DeviceUnavailable: It names no device, or one that this machine does not have.
@@ -90,7 +90,7 @@ def available(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=wanted).device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        # torch goes on with a list of all that it was built for.
+        # The rest of torch's message lists all backends that it was built for.
         reason = first_line(error).partition(". ")[0]
         raise DeviceUnavailable(
             f"device '{wanted}' is not here: {reason}", hint="List the devices that are with 'ckptool devices'."
@@ -98,7 +98,7 @@ def available(device: str | torch.device) -> torch.device:
 
 
 def moved_by(mover: Mover, memory: torch.Tensor, tag: str) -> torch.Tensor:
-    """Return the bytes where the user's function moves them."""
+    """Return ``memory``, of uint8, moved by the caller's function; ``tag`` is the location it was saved with."""
     moved = mover(memory.untyped_storage(), tag)
     if moved is None:
         return memory
@@ -116,10 +116,10 @@ def special_tensor(
     name: str, info: TensorInfo, parts: Mapping[str, torch.Tensor], integers: torch.Tensor | None
 ) -> torch.Tensor:
     """
-    Return a tensor of one of the layouts above; ``integers`` is a quantised one's memory, seen as its type.
+    Return a sparse or quantised tensor made of its parts; ``integers`` is the memory of a quantised one, in its type.
 
     Raises:
-        MalformedFile: The parts do not belong together. torch would not look again, and read beside its memory.
+        MalformedFile: The parts do not belong together. torch does not check that later, and would read elsewhere.
     """
     device = next((part.device for part in parts.values()), CPU) if integers is None else integers.device
     try:
@@ -154,7 +154,7 @@ def _sparse(info: TensorInfo, parts: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def _quantized(info: TensorInfo, parts: Mapping[str, torch.Tensor], integers: torch.Tensor) -> torch.Tensor:
-    """See torch._utils._rebuild_qtensor, which has no public counterpart either."""
+    """Return a quantised tensor; the calls are those of torch._utils._rebuild_qtensor, as none is public."""
     details = dict(info.details)
     made: torch.Tensor
     if info.layout == "per_tensor_affine":
@@ -179,11 +179,11 @@ def _quantized(info: TensorInfo, parts: Mapping[str, torch.Tensor], integers: to
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:
     """
-    Return torch's element type.
+    Return torch's element type for a tensor.
 
     Raises:
-        UnsupportedFeature: This torch is older than the type, or the type has scales, and the tensor has none: it would
-            end the process where it is first used.
+        UnsupportedFeature: This torch is older than the type; or the type needs scales, and the tensor has none, so its
+            first use would end the process.
     """
     if info.dtype.is_quantised and info.layout == "strided":
         raise UnsupportedFeature(

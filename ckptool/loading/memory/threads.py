@@ -1,6 +1,7 @@
 """
-How torch's work is done: on the caller's streams, in threads after which a process can still fork, with errors that say
-what ran out, and with a look at what a cast loses.
+Runs torch's arithmetic on the caller's streams, in threads after which a process can still fork.
+
+Also translates errors about full memory, and casts tensors with a report of the values that are lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ckptool.torch_ops.values import Lost, lost_in_cast, narrows
 
 T = TypeVar("T")
 _SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "invalid buffer size")
-"""By the driver of CUDA (when it loads a kernel, say), by torch of the CPU, there and on Windows, by Metal."""
+"""Texts of errors of CUDA's driver (when it loads a kernel, say), of torch on the CPU, also on Windows, of Metal."""
 
 logger = logging.getLogger("ckptool")
 
@@ -48,7 +49,7 @@ def in_own_thread(function: Callable[[], T]) -> T:
     torch's pool of threads belongs to the thread that first needs it; a child of a fork inherits the pool's state
     without its threads, and waits for them for ever. A thread of our own takes its pool with it when it ends.
 
-    What it does on a device comes after what the caller did there, and before what the caller does next.
+    Its work on a device runs after what the caller launched there before, and before what the caller launches next.
     """
     started = [one for one in accelerators() if one.has_streams and one.is_started]
     streams = [(one, stream) for one in started for stream in one.streams()]
@@ -57,9 +58,9 @@ def in_own_thread(function: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            for one, stream in streams:  # of this thread, which waits meanwhile
+            for one, stream in streams:  # those of the calling thread, which waits meanwhile
                 one.api.set_stream(stream)
-            with torch.no_grad():  # which is each thread's own
+            with torch.no_grad():  # a setting of each thread
                 results.append(function())
         except BaseException as error:  # noqa: BLE001 - raised again, in the caller's thread
             errors.append(error)
@@ -73,12 +74,12 @@ def in_own_thread(function: Callable[[], T]) -> T:
 
 
 def is_castable(dtype: torch.dtype) -> bool:
-    """Say whether ``dtype=`` is about tensors of this type: floating, and neither packed nor scaled."""
+    """Return whether ``dtype=`` casts tensors of this type: floating, and neither packed nor scaled."""
     return spelled(dtype) in CASTABLE
 
 
 def castable(dtype: object) -> torch.dtype | None:
-    """Return the type that floating tensors are cast to, be it given as text; raise ValueError if they cannot be."""
+    """Return a type or its name as the type to cast floating tensors to; raise ValueError if torch cannot do that."""
     if dtype is None:
         return None
     refusal = f"dtype={dtype!r} is nothing to cast weights to: name a floating type, as torch.bfloat16"
@@ -87,7 +88,7 @@ def castable(dtype: object) -> torch.dtype | None:
         raise ValueError(refusal)
     try:
         torch.zeros(1, device="cpu").to(found)
-    except RuntimeError as error:  # torch has types that it cannot compute
+    except RuntimeError as error:  # torch has types that it cannot compute with
         raise ValueError(refusal) from error
     return found
 
@@ -96,10 +97,10 @@ class translate_out_of_memory:  # noqa: N801 - it is used like a function
     """
     Raise OutOfMemory for a block that runs out of memory on a device.
 
-    No generator: the error would keep its frame alive, and with it the error and the block's memory on the device.
+    It is not a generator: an error would keep the generator's frame alive, and so the block's memory on the device.
 
     Raises:
-        OutOfMemory: They are not there. Any other error comes out as it is.
+        OutOfMemory: It names ``nbytes``, the bytes that the block needs. Other errors pass unchanged.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -123,13 +124,13 @@ class translate_out_of_memory:  # noqa: N801 - it is used like a function
 
 Named: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 Zeroed: TypeAlias = dict[torch.dtype, dict[str, float]]
-"""Which share of the values of tensors a type takes for zero, of those that are not: by type and name."""
+"""By the new type and the name of a tensor: the share of its nonzero values that became zero, 0 to 1."""
 
 
 def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Named], zeroed: Zeroed) -> torch.Tensor:
     """
-    Return values as another type, on the device where they are; ``named`` gives the tensors that have them, by name.
-    In ``zeroed``, those are noted of which many values are zero now.
+    Return values cast to another type, on their device. ``named`` returns the tensors that share these values, with
+    their names; in ``zeroed``, those are noted of which many values became zero.
 
     Raises:
         UnsupportedFeature: A tensor has finite values that the type cannot hold.
@@ -138,7 +139,7 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
     def cast() -> torch.Tensor:
         if narrows(values.dtype, dtype):
             own = list(named())
-            # One pass: of tensors that share memory, each is looked at only where something is found in all of it.
+            # If tensors share memory, each is only inspected after one pass over all of it found something.
             if sum(tensor.numel() for _, tensor in own) <= values.numel() or lost_in_cast(values, dtype) != Lost():
                 note_losses(((name, tensor, dtype) for name, tensor in own), zeroed)
         return values.to(dtype)
@@ -149,15 +150,15 @@ def cast_tensor(values: torch.Tensor, dtype: torch.dtype, named: Callable[[], Na
 
 def refuse_overflows(found: Iterable[tuple[str, torch.Tensor, torch.dtype]]) -> None:
     """
-    Raise UnsupportedFeature if a tensor has values that its new type cannot hold: too large, or no integers for it.
+    Raise UnsupportedFeature if a tensor has values that its new type cannot hold: too large, or not its integers.
 
-    Of tensors of which many values would be zero, and are not, it warns.
+    Log a warning of tensors of which many nonzero values would become zero.
     """
     warn_of_zeros(note_losses(found, {}))
 
 
 def note_losses(found: Iterable[tuple[str, torch.Tensor, torch.dtype]], zeroed: Zeroed, what: str = "tensor") -> Zeroed:
-    """Raise the same, and note in ``zeroed`` the tensors of which many values would be zero."""
+    """Raise as ``refuse_overflows``, and note in ``zeroed`` the tensors of which many values would become zero."""
     for name, values, dtype in found:
         lost = lost_in_cast(values, dtype)
         if lost.numel:
@@ -168,7 +169,7 @@ def note_losses(found: Iterable[tuple[str, torch.Tensor, torch.dtype]], zeroed: 
 
 
 def warn_of_zeros(zeroed: Zeroed) -> None:
-    """Log which tensors have lost many values, and for which type."""
+    """Log which tensors had many values become zero, by the type that they were cast to."""
     for dtype, names in zeroed.items():
         logger.warning("%s", show(zero_now(names, spelled(dtype))))
 
@@ -185,5 +186,5 @@ def _overflow(name: str, values: torch.Tensor, dtype: torch.dtype, lost: Lost) -
 
 
 def apart_on_cpu(device: torch.device, function: Callable[[], T]) -> T:
-    """Run ``function``, in a thread of its own if it computes on the CPU, whose thread pool a fork would break."""
+    """Run ``function``; in a thread of its own if it computes on the CPU, whose thread pool breaks forks."""
     return in_own_thread(function) if device.type == "cpu" else function()

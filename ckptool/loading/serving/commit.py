@@ -1,7 +1,7 @@
 """
 How a live model gets new weights: copied into its own memory, or as a second module that is built around them.
 
-Meanwhile a gate is shut: many threads are inside at once, or one alone, which does not starve or wait for itself.
+A ``Gate`` keeps calls out meanwhile: it is a lock for many readers, or for one writer, which readers cannot starve.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ckptool.torch_ops.accelerators import accelerator
 
 def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
     """
-    Copy staged weights into the model's own memory, and those of the meta device into their places.
+    Copy staged weights into the model's own memory, and put them in place of tensors on the meta device.
 
-    What is copied is on its way on this thread's streams: see ``ready``.
+    On return, the copies may still run on this thread's streams: see ``ready``.
     """
     assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
     real = [one for one in targets if not one.tensor.is_meta]
@@ -51,7 +51,7 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
 
 
 def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: OwnLoading | None) -> OwnLoading:
-    """Let a model that served load in its own way."""
+    """Let a model that has served load through its own code, once its devices have finished all work for it."""
     wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
     taken = fill(model, state, rehearsed, strict=True)
     wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
@@ -59,7 +59,7 @@ def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: O
 
 
 def moved(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return values on a device, as a type; themselves, if they are so already."""
+    """Return values on a device and of a type; the same tensor, if it is so already."""
     if (values.device, values.dtype) == (device, dtype):
         return values
     with translate_out_of_memory(values.nbytes, device):
@@ -70,7 +70,7 @@ def with_weights(
     model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]
 ) -> torch.nn.Module:
     """
-    Return a copy of the model around other weights; what is not replaced, it shares.
+    Return a copy of the model with other weights; it shares those that are not replaced.
 
     Raises:
         UnsupportedFeature: As ``copy_of``.
@@ -85,7 +85,7 @@ def with_weights(
 
 
 def ready(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a model once it is whole on its devices: calls come on other streams than that on which it was made."""
+    """Return a model once this thread's work on its devices is done: calls will use other streams."""
     wait_for_own({tensor.device for tensor in (*model.parameters(), *model.buffers())})
     return model
 
@@ -112,7 +112,7 @@ def copy_of(model: torch.nn.Module, kept: Mapping[int, Any] | None = None) -> to
     """
     Return a copy of a model; ``kept`` maps the ``id`` of an object to what replaces it in the copy, uncopied.
 
-    A plain attribute that shows memory of a weight shows that of the weight's copy.
+    A plain attribute that is a view of a weight becomes a view of the weight's copy.
 
     Raises:
         UnsupportedFeature: The model holds something that cannot be copied, a lock say, or hooks that would work on the
@@ -140,7 +140,7 @@ def copy_of(model: torch.nn.Module, kept: Mapping[int, Any] | None = None) -> to
 
 
 def _views_of_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield plain attributes that show memory of a weight, as ``spectral_norm`` makes one, and that weight."""
+    """Yield plain attributes that are views of a weight, as ``spectral_norm`` makes them, each with that weight."""
     weights = {id(one): one for one in (*model.parameters(), *model.buffers()) if _has_memory(one)}
     at: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
     for weight in weights.values():
@@ -161,13 +161,13 @@ def _has_memory(value: Any) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first and the last element of its storage that a tensor has."""
+    """Return the indices of a tensor's first and last element in its storage."""
     begin = int(tensor.storage_offset())
     return begin, begin + sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
 
 
 class Gate:
-    """Many threads at once, or one alone. Whoever wants to be alone goes first, so that calls cannot starve it."""
+    """A lock for many readers, or for one writer. A waiting writer goes first, so that readers cannot starve it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -180,7 +180,7 @@ class Gate:
         """
         Enter as a reader, once no writer is inside or waits.
 
-        Give what is returned to ``leave``: it counts how often this thread came in, and did not go out yet.
+        Pass the result to ``leave``: it counts how many times this thread is inside.
         """
         visits: SimpleNamespace | None = getattr(self._mine, "visits", None)
         if visits is None:
@@ -194,7 +194,7 @@ class Gate:
         return visits
 
     def leave(self, visits: SimpleNamespace) -> None:
-        """Go out, as often as one came in; servers end a request in another thread than they began it in."""
+        """Leave, once for each ``enter``; any thread may: servers end requests in other threads than they began in."""
         with self._changed:
             visits.depth -= 1
             if not visits.depth:
@@ -208,8 +208,8 @@ class Gate:
         Enter a block as the writer: no reader is inside.
 
         Raises:
-            Cancelled: While others were still inside.
-            RuntimeError: This thread is.
+            Cancelled: The call was cancelled while others were still inside.
+            RuntimeError: This thread is inside.
         """
         if getattr(getattr(self._mine, "visits", None), "depth", 0):
             raise RuntimeError("reload() inside use() would wait for itself")

@@ -82,7 +82,7 @@ class Reload(NamedTuple):
 
     report: LoadReport
     digest: str
-    """That of the weights, the number that ``inspect`` prints for the file: equal weights have equal digests."""
+    """The digest of the weights, which ``inspect`` prints for the file: equal weights have equal digests."""
 
     def __dir__(self) -> list[str]:
         return completed(self)
@@ -100,7 +100,7 @@ class Serving(NamedTuple):
     model: torch.nn.Module
     digest: str | None
     """
-    As of ``Reload``; None before the first load, and after one in place that broke off while copying or in a hook.
+    As in ``Reload``; None before the first load, and after one in place that failed while copying or in a hook.
     """
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -121,20 +121,20 @@ class LiveModel(Closing):
     Each call sees the weights of one file, whole. Calling costs about two microseconds more than the model itself.
     ``digest`` and ``report`` are those of the last reload. A request that needs a model and its digest calls ``use``.
 
-    Tensors of the model keep their device and type. With the first load, those on the meta device come to
+    Tensors of the model keep their device and type. With the first load, those on the meta device move to
     ``map_location``, the floating ones as ``dtype`` if that is given. ``mmap`` is what ``load`` takes. It is False
     here, because to truncate a file that serves would kill the process. The module's docstring says what each
     ``commit`` costs. ``limits`` are those of every load; a ``Cancellation`` in them stops only the first.
 
-    Weights with NaN or infinities are refused, but for masks, unless ``allow_nan``. ``accept`` is given new weights by
-    name, on the CPU, before they serve: if it raises, or returns what is false and not None, they are refused, too. It
-    must not write to them: what it leaves there serves, and NaN is refused. If ``source`` is refused or cannot be
-    loaded, the first weights are those of ``fallback``, where there is one; ``last_error`` says why.
+    Weights with NaN or infinities are refused, but for masks, unless ``allow_nan``. ``accept`` is called with new
+    weights by name, on the CPU, before they serve: if it raises, or returns a false value other than None, they are
+    refused, too. It must not write to them: what it writes would serve, unless it is NaN. If ``source`` is refused or
+    cannot be loaded, the first weights are those of ``fallback``, if it is given; ``last_error`` says why.
 
     Raises:
-        DeviceUnavailable: ``map_location`` is no device, or is not here.
-        TypeError: ``model`` is none, or the class of one.
-        ValueError: ``dtype`` is no floating type, or another option has a value that it does not take.
+        DeviceUnavailable: ``map_location`` is not a device, or is not here.
+        TypeError: ``model`` is not a module, or is a class.
+        ValueError: ``dtype`` is not a floating type, or another option has a value that it does not take.
         CkptoolError: As ``reload``, where there is a ``source``.
     """
 
@@ -166,17 +166,17 @@ class LiveModel(Closing):
         self._commit = commit
         self._which = (key, weights)
         place, self._dtype = check_placing(model, map_location, device, dtype)
-        self._device = place.everywhere or CPU  # no mapping is taken here
+        self._device = place.everywhere or CPU  # map_location is a device here, not a mapping
         self._mmap: Mmap = mmap
         self._allow_nan, self._accept = allow_nan, accept
-        self._limits = limits._replace(cancellation=None)  # a deadline is one call's
+        self._limits = limits._replace(cancellation=None)  # a deadline is for one call
         self._gate = Gate()
         self._reloading = threading.Lock()
         self._watcher: Watcher[Reload] | None = None
         self._seen: tuple[str, tuple[object, ...] | None] | None = None
         self.report: LoadReport | None = None
         self.loaded_time: datetime | None = None
-        """When the weights came that serve, in UTC."""
+        """When the weights that serve were loaded, in UTC."""
         self._failure: tuple[Exception, datetime] | None = None
         if source is not None:
             self._start(source, fallback, limits)
@@ -191,24 +191,24 @@ class LiveModel(Closing):
             let_go(error)
             self.reload(fallback, limits=limits)
             self._note(error)
-            # What ``watch`` looks at by default, and has still to load.
+            # The path that ``watch`` takes by default, and has still to load.
             self._seen = (os.fspath(source), None) if isinstance(source, str | os.PathLike) else None
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module that serves now. Outside of ``use``, in_place may change it under your hands."""
+        """The module that serves now. Outside of ``use``, a reload in place may change its weights at any time."""
         return self._serving.model
 
     @property
     def digest(self) -> str | None:
-        """The digest of the weights that serve now; a call before or after may have met others: see ``use``."""
+        """The digest of the weights that serve now; a call before or after may have used others: see ``use``."""
         return self._serving.digest
 
     @property
     def last_error(self) -> Exception | None:
         """
-        Why the last reload by ``watch`` failed, or why the ``fallback`` serves; None if none failed since the last that
-        went well.
+        Why the last reload by ``watch`` failed, or why the ``fallback`` serves; None if no reload failed since the last
+        that succeeded.
         """
         return self._failure and self._failure[0]
 
@@ -219,8 +219,8 @@ class LiveModel(Closing):
 
     def status(self) -> dict[str, str | None]:
         """
-        Return what a health route answers: ``digest``, ``path`` and ``loaded_time`` of what serves, and why not the
-        newest: ``last_error`` and ``last_error_time``. Waits, as calls do, while weights are copied.
+        Return an answer for a health route: ``digest``, ``path`` and ``loaded_time`` of the weights that serve, and why
+        they are not newer: ``last_error`` and ``last_error_time``. Waits, as calls do, while weights are copied.
         """
         with self.use() as serving:
             found = {
@@ -246,10 +246,10 @@ class LiveModel(Closing):
     @contextmanager
     def use(self) -> Iterator[Serving]:
         """
-        Give model and digest for a block in which both stay what they are. Blocks may be nested, and end in another
-        thread than they began in.
+        Yield model and digest for a block in which both stay the same. Blocks may be nested, and end in another thread
+        than they began in.
 
-        What it gives can be called like the model, has ``model`` and ``digest``, and can be unpacked into these two.
+        The ``Serving`` can be called like the model, has ``model`` and ``digest``, and can be unpacked into these two.
         Threads that the block waits for have to call it, not the live model, which may wait for the block to end.
         """
         if self._commit == "swap":
@@ -281,9 +281,9 @@ class LiveModel(Closing):
         new weights are committed, and the old ones go on serving.
 
         Raises:
-            Cancelled: ``limits`` have a cancellation, and it was.
-            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code does not take the file,
-                or ``accept`` the weights.
+            Cancelled: The cancellation in ``limits`` was triggered.
+            UnsupportedFeature: The model has to be copied to swap, and cannot be; or its code refuses the file, or
+                ``accept`` the weights.
             CkptoolError: As ``load_into``, with ``verify`` and ``strict``.
             RuntimeError: Called inside ``use``, in place: it would wait for itself.
         """
@@ -310,7 +310,7 @@ class LiveModel(Closing):
 
     @contextmanager
     def _turn(self, cancellation: Cancellation | None) -> Iterator[None]:
-        """Give a block that one reload is in at a time."""
+        """Run a block while no other reload runs."""
         while not self._reloading.acquire(timeout=-1 if cancellation is None else LOOK_SECONDS):
             if cancellation is not None:
                 cancellation.check()
@@ -337,7 +337,7 @@ class LiveModel(Closing):
         return Reload(report_of(self.model, checkpoint.path, found, filling, started), digest)
 
     def _replace_through(self, choice: Choice, started: float, limits: Limits) -> Reload:
-        """Let a copy of the model load in its own way, and serve that; in place, then the model itself."""
+        """Let a copy of the model load through its own code, and serve it; in place, let the model itself load then."""
         model, checkpoint, cancellation = choice.model, choice.checkpoint, limits.cancellation
         assembly = Assembly(placement(CPU), mmap=self._mmap, verify=True, cancellation=cancellation)
 
@@ -376,7 +376,7 @@ class LiveModel(Closing):
             retire(model)
             return
         with self._gate.alone(cancellation):
-            self._serving = Serving(model, None)  # for as long as it has some of both
+            self._serving = Serving(model, None)  # while it has some weights of both
             try:
                 change()
             finally:
@@ -391,7 +391,7 @@ class LiveModel(Closing):
         staged: Mapping[str, torch.Tensor],
         limits: Limits,
     ) -> str:
-        """Return the digest of new weights, by the names of the model; raise an error if they must not serve."""
+        """Return the digest of the new weights ``staged``, by the model's names; raise if they must not serve."""
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.info): staged[name] for name, one in sources.items()}, limits)
         refuse_overflows_in(self.model, staged)
@@ -408,7 +408,7 @@ class LiveModel(Closing):
             is_refused, why = answer is not None and not answer, f"it returned {answer!r}"
         except CkptoolError:
             raise
-        except Exception as error:  # noqa: BLE001 - it raises what it likes
+        except Exception as error:  # noqa: BLE001 - it may raise anything
             is_refused, why = True, str(error)
         if accept is not None and not self._allow_nan:
             in_own_thread(lambda: _refuse_nan(weights, cancellation))  # it may have written to them
@@ -416,7 +416,7 @@ class LiveModel(Closing):
             raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
 
     def _placed(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what takes the place of tensors on the meta device."""
+        """Return weights for tensors on the meta device, on the device and of the type that the caller chose."""
         dtype = self._dtype
         kinds = {name: dtype if dtype and is_castable(one.dtype) else one.dtype for name, one in values.items()}
         in_own_thread(lambda: refuse_overflows((name, one, kinds[name]) for name, one in values.items()))
@@ -475,7 +475,7 @@ class LiveModel(Closing):
             watcher.stop()
 
     close = unwatch
-    """What the end of a ``with`` block does."""
+    """Called at the end of a ``with`` block."""
 
 
 def _now() -> datetime:
@@ -483,7 +483,7 @@ def _now() -> datetime:
 
 
 def _shown(value: object) -> str:
-    """Return a text; of a time, to the second."""
+    """Return a value as text; a time to the second."""
     return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
 
 
@@ -506,7 +506,7 @@ def _refuse_nan(weights: Mapping[str, torch.Tensor], cancellation: Cancellation 
 
 
 def _digest(checkpoint: Checkpoint, weights: StateDict, made: Mapping[int, torch.Tensor], limits: Limits) -> str:
-    """Return the digest of weights, of which some are ``made`` already, by the ``id`` of their facts."""
+    """Return the digest of weights; tensors ``made`` already, by the ``id`` of their facts, are not read again."""
 
     def in_memory(info: TensorInfo) -> Iterator[memoryview] | None:
         if id(info) not in made or info.layout != "strided" or info.subclass is not None:
@@ -514,6 +514,6 @@ def _digest(checkpoint: Checkpoint, weights: StateDict, made: Mapping[int, torch
         return elements(made[id(info)].resolve_conj().resolve_neg().contiguous())
 
     def elements(packed: torch.Tensor) -> Iterator[memoryview]:
-        yield from steps(buffer_of(packed), limits.cancellation)  # which is memory of a tensor that is held here
+        yield from steps(buffer_of(packed), limits.cancellation)  # ``packed`` keeps that memory alive
 
     return in_own_thread(lambda: digest_of(checkpoint, limits, weights, in_memory))

@@ -25,7 +25,7 @@ _USED: Final = (
     "_compat_pickle array bz2 concurrent.futures.thread difflib encodings.latin_1 encodings.utf_16 encodings.utf_32_be "
     "encodings.utf_32_le encodings.utf_8_sig fnmatch hashlib heapq json lzma mmap resource shlex unicodedata zlib"
 )
-"""Of the standard library, what they import where it is used."""
+"""Modules of the standard library that the packages above import only when they use them."""
 
 logger = logging.getLogger("ckptool")
 
@@ -43,7 +43,7 @@ class _Waiting:
         self._status: os.stat_result | None = None
 
     def keep(self, path: str | None) -> None:
-        """Keep the file that is under a path now, and no longer the one before; None keeps none."""
+        """Keep the file open that is now at a path, and close the one before; None only closes."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._status = -1, None
@@ -55,7 +55,7 @@ class _Waiting:
                 self._status = None
 
     def was_replaced_whole(self, found: tuple[object, ...], loaded: tuple[object, ...] | None) -> bool:
-        """Say whether the path has another file now, and this one, which was not loaded, was not written to."""
+        """Return whether another file is at the path now, and the kept one, never loaded, was not written to."""
         before = self._status
         if before is None or identity_of(before) == loaded or found[:2] == (before.st_dev, before.st_ino):
             return False
@@ -64,10 +64,10 @@ class _Waiting:
 
 
 def import_readers() -> None:
-    """Import what a file of any format may need, or an error about it: who serves may not be allowed to, later on."""
+    """Import all that files of any format, and errors about them, need: a server may not be allowed to later on."""
     for package in _READERS:
         for module in walk_packages(import_module(f"ckptool.{package}").__path__, f"ckptool.{package}."):
-            if ".remote" not in module.name:  # what talks to a network is there if an address was opened
+            if ".remote" not in module.name:  # modules for a network are imported if an address was opened
                 import_module(module.name)
     for name in _USED.split():
         with suppress(ImportError):  # some Pythons are built without bz2 or lzma
@@ -76,13 +76,13 @@ def import_readers() -> None:
 
 class Watcher(Generic[T]):
     """
-    Calls ``reload`` when the file under ``path`` is not the one with the identity ``loaded``, and rests for one look.
+    Calls ``reload`` when the file at ``path`` is not the one with the identity ``loaded``, and two polls find it equal.
 
-    A path whose file is replaced at every look would never rest. But where a file that was not written to gives way to
-    another, somebody renames whole files to the path: the one that is there is loaded at once. A file that is gone at
-    two looks in a row is an error like any other, and what comes after it is loaded, whatever it is.
+    If the file is replaced at every poll, no two are equal. But if a file is replaced that was not written to,
+    somebody renames whole files to the path: the one that is there now is loaded at once. A file that is gone at two
+    polls in a row is an error like any other; the next one is loaded, whatever it is.
 
-    ``on_error`` gets each error, and ``on_reload``, if there is one, each reload and each error of ckptool's own.
+    ``on_error`` is called with each error, ``on_reload`` with each reload and each error of ckptool's own.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Watcher(Generic[T]):
         on_reload: Callable[[T | CkptoolError], None] | None,
     ) -> None:
         self._path, self._every = path, every
-        self._loaded = self._served = loaded  # what was tried last, and what was loaded indeed
+        self._loaded = self._served = loaded  # the identity that was tried last, and that which serves
         self._reload, self._on_error, self._on_reload = reload, on_error, on_reload
         self._stopped = threading.Event()
         self._cancellation = Cancellation()
@@ -105,7 +105,7 @@ class Watcher(Generic[T]):
     def stop(self) -> None:
         """Cancel a reload that has begun, and wait for the thread."""
         self._stopped.set()
-        self._cancellation.cancel()  # the reload may wait for a call that waits for this one
+        self._cancellation.cancel()  # else the reload may wait for a call that waits for this method
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
