@@ -1,9 +1,9 @@
 """
-Which ``ckptool migrate`` helps with a checkpoint: by what is in it, without a plan.
+Which command line of ``ckptool migrate`` helps with a checkpoint, judged by its content, without making a plan.
 
-A command is given only if that migration is possible, and if plain ``torch.load(path)`` opens what it writes. Where
-that takes it, the command takes the weights alone, without those of their entries that ``torch.load`` refuses, unless
-there are tensors or arrays in them. A test runs the commands.
+A command is given only if that migration is possible, and if plain ``torch.load(path)`` opens what it writes. If
+needed, it writes only the weights, without those of their entries that ``torch.load`` refuses, unless these hold
+tensors or arrays. A test runs the commands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ckptool.names.matching import Renames
 
 _MAKE_ARRAYS: Final = ("_reconstruct", "_frombuffer")
-"""What pickles call of numpy's for arrays."""
+"""Functions of numpy that pickles call to make arrays."""
 _NONE_HELPS: Final = (
     "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
 )
@@ -41,9 +41,9 @@ def migration(
     checkpoint: Checkpoint, why: str | None = None, *, renames: Renames = (), **options: str | bool | Sequence[str]
 ) -> Advice:
     """
-    Return the command line of a migration that helps, and in ``why`` what it is good for; ``why`` alone if none does.
+    Return the command line of a migration that helps, with ``why`` as its hint; only ``why`` if none helps.
 
-    ``options`` are fields of ``Changes``, but for ``renames``. Others may be added to them.
+    ``options`` are fields of ``Changes``, as is ``renames``. Options that are needed are added.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value}
     hints = [why] if why else []
@@ -64,13 +64,13 @@ def migration(
         taken = (alone if alone is not None else checkpoint.tensors).values()
         tags = {one.info.location for one in taken if one.info.storage is not None}
         if not tags <= {"cpu", "meta"}:
-            given["to"] = "cpu"  # else plain torch.load() opens it where that device is, and nowhere else
+            given["to"] = "cpu"  # else plain torch.load() opens it only where that device is
     words = [word for change in renames for word in change.arguments]
     return run(checkpoint, "migrate", *words, why=" ".join(hints) or None, **given)
 
 
 def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice:
-    """Return the command line that takes the weights out of a checkpoint, where it is known which they are."""
+    """Return the command line that takes the weights out of a checkpoint, if it is clear which they are."""
     models = [one for one in checkpoint.state_dicts if one.role in ("model", "ema")]
     if checkpoint.weights is not None:
         return migration(checkpoint, why, form="state_dict")
@@ -80,7 +80,7 @@ def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice:
 
 
 def dense(checkpoint: Checkpoint) -> Advice:
-    """Return the command line that makes plain weights of quantised ones, if it knows the layouts of all of them."""
+    """Return the command line that makes plain weights of quantised ones, if the layouts of all of them are known."""
     from ckptool.checkpoints.weights import NameChanges, prepare  # few files hold any
     from ckptool.dense.weights import make_dense
 
@@ -95,7 +95,7 @@ def dense(checkpoint: Checkpoint) -> Advice:
 
 
 def instead(checkpoint: Checkpoint) -> Advice:
-    """Return what helps where no migration does: the file inside one that has no weights, or our reader."""
+    """Return advice if no migration helps: to take one state dict, to open a file inside, or to use our reader."""
     from ckptool.checkpoints.embedded import find_embedded  # few files hold others
 
     if checkpoint.weights:
@@ -109,12 +109,12 @@ def instead(checkpoint: Checkpoint) -> Advice:
 
 
 def literal(name: str) -> str:
-    """Return the glob that only this name matches."""
+    """Return a glob that matches only this name."""
     return "".join(f"[{char}]" if char in "*?[" or (not at and char == ".") else char for at, char in enumerate(name))
 
 
 def _may_be_kept(checkpoint: Checkpoint) -> bool:
-    """Say whether everything in a file can be written again, in a file that ``torch.load`` opens."""
+    """Return whether everything in a file can be written again, in a file that ``torch.load`` opens."""
     return (
         checkpoint.form in ("state_dict", "checkpoint", "tensors", "training")
         and checkpoint.traits.has_tree
@@ -125,9 +125,9 @@ def _may_be_kept(checkpoint: Checkpoint) -> bool:
 
 def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | None:
     """
-    Return the entries beside tensors that the weights have to be written without, as ``torch.load`` refuses them.
+    Return the names of entries that have to be left out of the weights, because ``torch.load`` refuses them.
 
-    None where that loses tensors or arrays, or where they cannot be written at all, or nothing would be left.
+    Return None if such an entry holds tensors or arrays, if the weights cannot be written, or nothing would remain.
     """
     from ckptool.checkpoints.weights import choose, entries_of  # most files need no advice
 
@@ -141,7 +141,7 @@ def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | 
         takes_all = taken.takes_all
         tensors = [one for name, one in chosen.items() if takes_all or taken.takes(name, chosen.key)]
         refuse_broken(tensors)
-        if is_plain:  # there, each view of the same bytes has its own
+        if is_plain:  # it stores each view of the same bytes anew
             stored = {identity(one.info): one.info.total_nbytes for one in tensors}
             refuse_repeated(sum(stored.values()), checkpoint.file_nbytes, DEFAULT_LIMITS)
     except Failure:
@@ -164,7 +164,7 @@ def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | 
 
 
 def _taken(checkpoint: Checkpoint, entry: Inert) -> tuple[bool, bool]:
-    """Say whether ``torch.load`` takes an entry that is written again, and whether it holds tensors or arrays."""
+    """Return whether ``torch.load`` takes an entry that is written again, and whether it holds tensors or arrays."""
     is_taken, has_data = True, False
     todo, seen = [entry], set[int]()
     while todo:
@@ -185,12 +185,12 @@ def _taken(checkpoint: Checkpoint, entry: Inert) -> tuple[bool, bool]:
 
 
 def _is_plain(info: TensorInfo) -> bool:
-    """Say whether safetensors holds a tensor."""
+    """Return whether safetensors can store a tensor."""
     return info.layout == "strided" and info.storage is not None and info.dtype.safetensors is not None
 
 
 def _is_written(info: TensorInfo) -> bool:
-    """Say whether a tensor can be written as ``torch.save`` does, without its class."""
+    """Return whether a tensor can be written as ``torch.save`` does, without its class."""
     if info.storage is not None:
         return info.layout == "strided" or info.layout.startswith("per_")
     return info.layout.startswith("sparse_") or (info.layout, info.location) == ("strided", "meta")

@@ -1,7 +1,7 @@
 """
-Whether a checkpoint is whole and safe, will load here, and fits into a model: findings, and what they rest on.
+``check``: whether a checkpoint is complete and safe, will load here, and fits into a model, as a ``CheckReport``.
 
-Quick by default: the structure alone, in time that does not grow with the tensors. ``deep`` reads every byte.
+By default, only the structure is inspected, in time that does not grow with the tensors. ``deep`` reads every byte.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 Depth: TypeAlias = Literal["structure", "bytes", "values"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 _Expected: TypeAlias = tuple[str, Shapes, Mapping[str, Any]]
-"""What is compared with: how it is called, its shapes, and the tensors of a model."""
+"""What to compare with: its name, its shapes, and, if it is a model, its tensors."""
 SCHEMA: Final = "ckptool.check/3"
 _LONGEST: Final = 4096
-"""Of a name in JSON: torch's own have some dozens of characters."""
+"""Most characters of a name in JSON; torch's own names have some dozens."""
 QUESTIONS: Final = ("whole", "safe", "loads", "fits")
 """CK1: is it whole? CK2: is it safe? CK3 to CK5: will it load, and as what? CK6: does it fit into the model?"""
 _OF_HUNDRED: Final = {"1": "whole", "2": "safe", "3": "loads", "4": "loads", "5": "loads", "6": "fits"}
 
 
 class Scope(NamedTuple):
-    """How much of a checkpoint is looked at, and what it is compared with."""
+    """How much of a checkpoint is inspected, and what it is compared with."""
 
     depth: Depth
     limits: Limits = DEFAULT_LIMITS
     digest: bool = False
     strict: bool = False
     glances: bool = False
-    """Only the quick look at pickles, as ``safety.whole`` has it; of a file that was cut, nothing is salvaged."""
+    """Whether pickles are only inspected quickly (see ``safety.survey``), and files that were cut are not searched."""
     devices: Collection[str] | None = None
     expected: Sequence[_Expected] = ()
     key: str | None = None
@@ -62,7 +62,7 @@ class Scope(NamedTuple):
 
 
 class CheckReport(NamedTuple):
-    """What was found, and what was looked at."""
+    """What was found, and what was inspected."""
 
     path: str
     depth: Depth
@@ -72,39 +72,39 @@ class CheckReport(NamedTuple):
     form: str | None = None
     file_nbytes: int | None = None
     shards: int = 0
-    """Files that it consists of beside the one that was opened, where that is an index of them."""
+    """Number of files that it consists of, if the opened one is an index of them."""
     parts: int = 0
-    """Pieces of tensors, and values, in the files of a directory, each with checksums of its own."""
+    """Number of pieces of tensors, and values, in the files of a directory, each with checksums of its own."""
     intact: int = 0
-    """Of the parts, those that match their checksums, and are what the index says."""
+    """How many of the parts match their checksums and the index."""
     records: int | None = None
-    """Members of its archives, all of which were read; None if bytes were not looked at."""
+    """Number of members of its archives, all of which were read; None if bytes were not read."""
     matching: int | None = None
-    """Of the records, those that match their checksums."""
+    """How many of the records match their checksums."""
     globals: tuple[GlobalUse, ...] = ()
-    """Every name that unpickling would import, and where it is asked for; in other members of its archive, too."""
+    """Every name that unpickling would import, and where it is requested; in other members of its archive, too."""
     members: int = 0
-    """Other checkpoints in its archive: the structure of each was looked at, and no more than that."""
+    """Number of other checkpoints in its archive; only their structure was inspected."""
     acts: tuple[Act, ...] = ()
     """What unpickling would do beyond making data, in order; in other members of its archive, too."""
     unseen: tuple[str, ...] = ()
-    """What of it could not be looked at, and why."""
+    """Parts that could not be inspected, and why."""
     loading: tuple[str, ...] = ()
-    """What it would run, in a line for each way to load it."""
+    """What loading would run: a line for each way to load it."""
     only: tuple[str, ...] = ()
     """The questions whose findings are kept, of whole, safe, loads and fits; empty for all."""
     member: str | None = None
-    """The member of its archive that was opened, which stands in ``path`` behind ``::``."""
+    """The member of its archive that was opened; ``path`` has it after ``::``."""
     sha256: str | None = None
-    """Of the file, if it was asked for; None where the checkpoint is several."""
+    """Of the file, if it was requested; None if the checkpoint is several files."""
     digest: str | None = None
-    """Of the weights, if it was asked for."""
+    """Of the weights, if it was requested."""
     digest_error: CkptoolError | None = None
-    """Why there is no digest, though it was asked for."""
+    """Why there is no digest, though it was requested."""
     tensors: int | None = None
-    """How many there are, in all members if none was picked; None where the file cannot be opened."""
+    """Number of tensors, in all members if none was picked; None if the file cannot be opened."""
     error: CkptoolError | None = None
-    """Why it cannot be opened. Then ``globals`` and ``acts`` are those in the part that could be read."""
+    """Why it cannot be opened. Then ``globals`` and ``acts`` are those of the part that could be read."""
 
     def __dir__(self) -> list[str]:
         return completed(self)
@@ -119,7 +119,7 @@ class CheckReport(NamedTuple):
         return html_of(f"{self.path}: {self.verdict}", (*_reason_of(self), *sections_of(self)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON, as the command line prints it, whether the file can be opened or not."""
+        """Return the report for JSON, as the command line prints it, also if the file cannot be opened."""
         head = {
             "schema": SCHEMA,
             "path": self.path,
@@ -144,23 +144,23 @@ class CheckReport(NamedTuple):
 
     @property
     def worst(self) -> Literal["error", "warning", "info"] | None:
-        """The severest of all findings; None if nothing was found at all."""
+        """The highest severity of all findings; None if there are none."""
         return "error" if self.error is not None else finding.worst_of(self.findings)
 
     @property
     def grade(self) -> Grade:
-        """How far loading reaches. What was not looked at (``unseen``), or not opened, may be code."""
+        """How far loading reaches. Parts that were not inspected (``unseen``), or not opened, may be code."""
         return reached(self.acts, is_whole=self.error is None and not self.unseen)
 
     @property
     def known_grade(self) -> Grade | Literal["unknown"]:
-        """The grade; unknown where no more was found than data, and not all was looked at."""
+        """The grade; unknown if only parts that were not inspected make it higher than what was found."""
         is_known = reached(self.acts) == self.grade
         return self.grade if is_known else "unknown"
 
     @property
     def verdict(self) -> str:
-        """One line that claims no more than what was looked at."""
+        """One line that claims no more than what was inspected."""
         return self.outcome if self.error is not None else f"{self.outcome}; {self._looked_at()}"
 
     @property
@@ -213,7 +213,7 @@ def _reason_of(report: CheckReport) -> Iterator[Fact]:
 
 
 def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[Section]:
-    """Yield all but the error of a file that cannot be opened."""
+    """Yield the sections of a report for display, but for the error of a file that cannot be opened."""
     if report.format is not None and report.file_nbytes is not None:
         shards = f" in {counted(report.shards, 'shard')}" if report.shards else ""
         yield Fact("format", [f"{report.format}{shards}, {show_nbytes(report.file_nbytes)}"])
@@ -228,13 +228,13 @@ def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[
     messages = [one.message for one in report.findings if one.code in ("CK202", "CK205", "CK206")]
     for line in report.loading:
         does = line.partition(" ")[2]
-        if not any(line in one or f"unpickling {does}" in one for one in messages):  # which say where and why, too
+        if not any(line in one or f"unpickling {does}" in one for one in messages):  # these also say where and why
             yield Fact("loading", [show(line)])
     yield Fact("verdict", [report.verdict])
 
 
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings but those of names (CK201) that another one (CK202, CK204) says torch.load() does not allow."""
+    """Yield the findings, without CK201 of the opened file if CK202 or CK204 already names what it would import."""
     codes = {one.code for one in findings if one.path is None and one.severity != "info"}
     yield from (one for one in findings if one.code != "CK201" or one.path or codes.isdisjoint(("CK202", "CK204")))
 
@@ -269,12 +269,12 @@ def check(
     A file that cannot be opened is a report with an ``error``. So exceptions are about the other arguments:
 
     Raises:
-        Cancelled: ``limits`` have a cancellation, and it was.
-        WeightsNotFound: ``like`` has no weights that stand out.
-        MigrationRefused: ``model`` cannot be built, or one of the ``devices`` is none.
+        Cancelled: The cancellation in ``limits`` was triggered.
+        WeightsNotFound: It is not clear which state dict of ``like`` is the weights.
+        MigrationRefused: ``model`` cannot be built, or one of the ``devices`` is not a device.
         MissingPackage: ``values`` or ``model`` is given, and torch is not installed.
         CkptoolError: ``like`` cannot be read.
-        ValueError: ``key`` or ``model_arguments`` have nothing that they are for.
+        ValueError: ``key`` is given without ``like`` or ``model``, or ``model_arguments`` without ``model``.
     """
     depth: Depth = "values" if values else "bytes" if deep else "structure"
     if key is not None and like is None and model is None:
@@ -289,7 +289,7 @@ def check(
     if values:
         from ckptool.torch_ops.packages import check_installed
 
-        check_installed()  # before every byte is read
+        check_installed()  # before any byte is read
     expected = _expected(like, model, model_arguments or {}, limits)
     scope = Scope(depth, limits, digest, strict, False, devices, expected, key, progress)
     shown = shown_path(origin) if isinstance(origin, str | os.PathLike) else "<bytes>"
@@ -297,7 +297,7 @@ def check(
         with about(shown), open_checkpoint(origin, limits=limits) as checkpoint:
             return examined(checkpoint, origin, scope)
     except MissingPackage:
-        raise  # nothing is wrong with the file
+        raise  # the file is not wrong
     except Failure as error:
         with about(shown):
             return refused(shown, origin, error, scope)
@@ -321,7 +321,7 @@ def _expected(
 
 
 def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckReport:
-    """Return the report of a checkpoint that is open, and was opened by ``origin``."""
+    """Return the report of an open checkpoint; ``origin`` is what it was opened from."""
     depth, limits = scope.depth, scope.limits
     whole = hashing = None
     if scope.digest:
@@ -335,7 +335,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
         values_nbytes = sum(distinct.values()) if depth == "values" else 0
         twins_nbytes = sum(one.nbytes or 0 for one in checkpoint.beside if one.role == "duplicate")
         meter = Meter(scope.progress, checkpoint.file_nbytes + values_nbytes + twins_nbytes)
-        # First: what was left unread of an index is read by then.
+        # This comes first, because it also reads parts of an index that opening left unread.
         whole = integrity.verify(checkpoint, limits, meter, None if hashing is None else hashing.watch)
     content, of_weights, no_digest = (None, None, None) if hashing is None else hashing.finish()
     found, is_refused = _structure(checkpoint, scope)
@@ -348,7 +348,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     survey = safety.whole(checkpoint, limits, glances=scope.glances)
     beside = _neighbours(origin, checkpoint, limits)
     seen = survey if beside is None else beside.with_others(survey)
-    # Loaders may read what was refused here, so what it would run is not known.
+    # Loaders may read what was refused here, so it is not known what they would run.
     unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
     unread += (f"{name}: an item that cannot be read" for name in checkpoint.lost)
     if checkpoint.beside:
@@ -365,7 +365,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
 
         found += model_fit.examine(checkpoint, shapes, name, scope.key, places)
     if whole is not None:
-        found = [one for one in found if one.code != "CK161"]  # which says more when values are compared
+        found = [one for one in found if one.code != "CK161"]  # ``twins`` says more, as it compares values
         found += folder_files.twins(checkpoint, limits, meter)
         found += (*whole.findings, *value_survey.examine(checkpoint, limits))
         found += value_survey.survey(checkpoint, limits, meter) if depth == "values" else ()
@@ -397,7 +397,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
 
 
 def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours | None:
-    """Look at all files in a folder that are no part of its ``checkpoint``; None if ``origin`` is no folder."""
+    """Inspect all files in a folder that are not part of its ``checkpoint``; None if ``origin`` is not a folder."""
     path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else None
     if path is None or not is_folder(path):
         return None
@@ -407,7 +407,7 @@ def _neighbours(origin: Origin, checkpoint: Checkpoint | None, limits: Limits) -
 
 
 def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...]:
-    """Return the names that are asked for, with those of pickles that are no part of a checkpoint."""
+    """Return the names that are requested, with those in pickles that are not part of a checkpoint."""
     others = (
         GlobalUse(f"{one.module}.{one.name}", one.record, one.offset, is_allowed(one.module, one.name), one.nested_at)
         for one in survey.names
@@ -416,7 +416,7 @@ def _with_others(asked: list[GlobalUse], survey: Survey) -> tuple[GlobalUse, ...
 
 
 def _structure(checkpoint: Checkpoint, scope: Scope) -> tuple[list[Finding], bool]:
-    """Return what the structure alone shows, and whether torch.load refuses it."""
+    """Return the findings of the structure alone, and whether torch.load refuses the file."""
     check_cancelled(checkpoint.source.cancellation)
     refusals = torch_load.refusals(checkpoint)
     found = [*known.examine(checkpoint), *torch_load.findings(checkpoint, refusals)]
@@ -428,8 +428,8 @@ def _structure(checkpoint: Checkpoint, scope: Scope) -> tuple[list[Finding], boo
 
 
 def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Finding]) -> list[Finding]:
-    """CK115: another checkpoint in the archive has a problem; those of its names come first."""
-    found = [one for one in findings if one.severity != "info" and one.code != "CK125"]  # tensors are in others
+    """CK115: one finding that sums up the problems of another checkpoint in the archive, errors and CK2 first."""
+    found = [one for one in findings if one.severity != "info" and one.code != "CK125"]  # others have its tensors
     found.sort(key=lambda one: (one.severity != "error", not one.code.startswith("CK2")))
     if not found:
         return []
@@ -439,13 +439,13 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
 
 
 def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> CheckReport:
-    """Return the report of a file that cannot be opened: what its pickles do up to there, and what is whole."""
+    """Return the report of a file that cannot be opened: what its pickles would do, and which tensors are complete."""
     let_go(error)
     limits = scope.limits
     survey = safety.survey_origin(origin, limits, glances=scope.glances)
     beside = _neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
-    # What is damaged says by itself that not all could be looked at.
+    # The error of a damaged file already says that not all of it could be inspected.
     is_damaged = isinstance(error, MalformedFile | TruncatedFile)
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     found: list[Finding] = []
@@ -474,12 +474,12 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
 
 
 def answers(code: str, questions: Collection[str]) -> bool:
-    """Say whether findings with this code answer one of these questions; of members, it may be any of them."""
+    """Return whether findings with this code answer one of these questions; those of members (CK115) always do."""
     return not questions or code == "CK115" or _OF_HUNDRED[code[2]] in questions
 
 
 def narrowed(report: CheckReport, questions: Collection[str]) -> CheckReport:
-    """Return a report with the findings that answer these questions; with none of them, all."""
+    """Return a report with only the findings that answer these questions; without questions, with all."""
     if not questions:
         return report
     kept = tuple(one for one in report.findings if answers(one.code, questions))

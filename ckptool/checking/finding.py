@@ -1,5 +1,5 @@
 """
-Findings: notable facts, each with a code that says how grave it is, and the command that does something about it.
+``Finding``: a notable fact about a checkpoint, with a code, a severity, and a command that does something about it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ckptool.sources.paths import command_line
 Severity: TypeAlias = Literal["info", "warning", "error"]
 """A note; something that will get in somebody's way; something that is broken."""
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
-"""The severest first."""
+"""The most severe first."""
 
 
 MOST_FINDINGS: Final = 16
-"""Of one kind in a report; the last one counts the others."""
+"""Most findings of one kind in a report; one more counts the rest."""
 
 
 class Finding(NamedTuple):
@@ -30,9 +30,9 @@ class Finding(NamedTuple):
     message: str
     hint: str | None = None
     command: str | None = None
-    """The command line that does it, for a POSIX shell."""
+    """The command line that carries out the hint, for a POSIX shell."""
     path: str | None = None
-    """The file that it is about, if that is another file of the folder than the one that was opened."""
+    """The file that it is about, if that is not the opened one, but another one of the folder."""
 
 
 def note(
@@ -44,12 +44,12 @@ def note(
     severity: Severity | None = None,
     path: str | None = None,
 ) -> Finding:
-    """Return a finding of this severity, or else of the one that ``CODES`` gives its code; a warning if none does."""
+    """Return a finding. Without a ``severity``, it has that of its code in ``CODES``, or else is a warning."""
     return Finding(code, severity or CODES[code].severity or "warning", message, hint, command, path)
 
 
 def place(record: str, offset: int, nested_at: int | None = None) -> str:
-    """Return where in a file something stands, for people to read: the folder that a zip has round it is left out."""
+    """Return a position in a file as text for people; the folder in the record's name is left out."""
     inside = "" if nested_at is None else f" of a pickle inside, at {nested_at:,}"
     member, mark, record = record.rpartition("::")
     record = f"{member}{mark}{record.rpartition('/')[2]}"
@@ -72,7 +72,7 @@ def run(
     **options: str | bool | Sequence[str],
 ) -> Advice:
     """
-    Return the command line that does something about this checkpoint, and in ``why`` what it is good for.
+    Return advice to run a ``verb`` of the command line on this checkpoint; ``why`` is the hint.
 
     ``options`` and ``words`` are those of ``command_line``; ``member`` names another member of its archive instead.
     """
@@ -81,7 +81,7 @@ def run(
 
 
 def finding_facts(findings: Iterable[Finding]) -> Iterator[Fact]:
-    """Yield each finding, below it what to do, and the command that does it, unless that stood before."""
+    """Yield each finding for display, with its hint and its command, unless these were shown before."""
     shown: set[tuple[str | None, ...]] = set()
     for finding in findings:
         items = [f"{finding.code} {show(finding.message)}"]
@@ -94,7 +94,7 @@ def finding_facts(findings: Iterable[Finding]) -> Iterator[Fact]:
 
 
 def worst_of(findings: Iterable[Finding]) -> Severity | None:
-    """Return the severest of all; None if there are no findings."""
+    """Return the highest severity; None if there are no findings."""
     severities = {one.severity for one in findings}
     return next((one for one in SEVERITIES if one in severities), None)
 
@@ -103,7 +103,7 @@ class Code(NamedTuple):
     """What every finding with one code says."""
 
     severity: Severity | None
-    """None where it depends on the file, or on what was asked."""
+    """None if it depends on the file, or on the options."""
     says: str
 
 

@@ -1,6 +1,6 @@
 """
-The files beside a checkpoint in its folder: what unpickling them would do, as loaders of frameworks take them, too; and
-whether those that go by the name of the same weights hold the same.
+The other files in the folder of a checkpoint: what unpickling them would do, because loaders read them, too; and
+whether files that seem to hold the same weights do.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
 _DEEPEST = 64
-"""Folders inside each other: no more than a path of the system has."""
+"""Most folders inside each other; a path of the system has no more."""
 _MOST_FILES = 10_000
 _MOST_FOLDERS = 10_000
 _NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
-"""What has a finding of its own."""
+"""Roles that have findings of their own."""
 _MOST_BESIDE = 64
 _LONGEST_SETTINGS = 4 << 20
 _LINK_OUT = "a link that leads out of the folder, which is not followed"
 
 
 class Neighbours(NamedTuple):
-    """What unpickling the files of a folder would do that are no part of its checkpoint."""
+    """What unpickling would do for the files of a folder that are not part of its checkpoint."""
 
     folder: str
     files: Sequence[tuple[str, Survey]]
-    """By name; what is said of the folder itself has none."""
+    """Name and survey of each file; for the folder itself, the name is empty."""
     passed: Sequence[str] = ()
-    """Folders in it that were not looked into."""
+    """Folders in it that were not searched."""
 
     @property
     def are_plain(self) -> bool:
-        """Whether nothing is known of them, or not known, but that they make data."""
+        """Whether all of them were inspected, and only make data."""
         return not any(one.unseen or one.of("code") or one.of("system") for _, one in self.files)
 
     def with_others(self, own: Survey) -> Survey:
-        """Return one survey of the checkpoint and of these files."""
+        """Return one survey of the checkpoint, ``own``, and of these files."""
         return merged([("", own), *self.files])
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is found in each file, under its name, the severest first; of many with the same, the first."""
+        """Yield the findings in each file, the most severe first; of many with one code, the first, and a count."""
         by_code: dict[str, list[Finding]] = {}
         for one in sorted(self._all(), key=lambda one: SEVERITIES.index(one.severity)):
             by_code.setdefault(one.code, []).append(one)
@@ -82,13 +82,13 @@ class Neighbours(NamedTuple):
             look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
             who = f"{name!r} in the folder: " if name else ""
             for found in safety.findings(one, lambda look=look: look):  # type: ignore[misc]
-                # What names source code, or could not be looked at, is no checkpoint, and says no more by itself.
+                # 'check' says no more of source code, or of files that could not be inspected.
                 command = look.command if found.code not in ("CK209", "CK217") else None
                 yield found._replace(message=f"{who}{found.message}", command=command, path=path)
 
 
 def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours:
-    """Look at all files in a folder that are no part of its ``checkpoint``."""
+    """Inspect all files in a folder that are not part of its ``checkpoint``."""
     found: list[tuple[str, Survey]] = []
     passed: list[str] = []
     try:
@@ -105,7 +105,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
                 if _identity(os.path.join(folder.path, name)) not in known:
                     found.append((name, _of_file(folder, name, limits)))
             for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
-                search = Search(DEFAULT_LIMITS)  # of what loaders run by the names of files, or that settings name
+                search = Search(DEFAULT_LIMITS)  # programs that loaders run by the names of files, or by settings
                 search.foreign("", [("", what, why)])
                 found.append((name, search.survey()))
     except Failure as error:
@@ -114,7 +114,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
 
 
 def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[tuple[Finding, bool]]:
-    """CK169: what lies beside the checkpoint is one that cannot be opened, or is not whole; and whether it was read."""
+    """CK169: another checkpoint in the folder cannot be opened, or is incomplete; each with whether it was read."""
     beside = [one for one in checkpoint.beside if one.nbytes is None or is_likely(one.name)]
     own = [one for one in beside if one.role not in _KNOWN and not os.path.islink(one.path)]
     for one in own[:_MOST_BESIDE]:
@@ -125,7 +125,7 @@ def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[tuple[Finding
                 errors += [f"{name!r}: {why}" for name, why in other.unopened]
                 is_read = not other.unopened
         except (NotACheckpoint, UnknownFormat):
-            continue  # a value of some other kind
+            continue  # not a checkpoint
         except Failure as error:
             errors, is_read = [error.message], False
         if errors:
@@ -155,7 +155,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
         elif _leads_out(folder, name):
             unread = (_LINK_OUT,)
     except Failure as error:
-        # Other bytes may begin like something packed, and turn out to be damaged: what was unpacked was looked at.
+        # Unrelated files may begin like an archive, and then seem damaged: what was unpacked was inspected.
         if error.kind not in CUT or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
@@ -166,10 +166,10 @@ def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:
     """
     Yield the names of all files in a folder, and in those below; None at the end if there are more folders.
 
-    Folders that are not looked into are ``passed``. Links are not followed: of one that leads out, its own name comes.
+    Folders that are not searched are added to ``passed``. Links to folders are not followed: their names are yielded.
     """
     todo, is_all = [("", 0)], True
-    for place, depth in todo:  # which grows
+    for place, depth in todo:  # the list grows
         files, folders = folder.names(place)
         yield from (f"{place}/{name}".lstrip("/") for name in files)
         below: list[str] = []
@@ -187,7 +187,7 @@ def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:
 
 
 def _leads_out(folder: FolderSource, name: str) -> bool:
-    """Say whether a link leads to what is there, and is not looked at under a name of its own."""
+    """Return whether a link leads to an existing file outside of the folder."""
     if is_far(folder.path):
         return False
     path = os.path.join(folder.path, name)
@@ -195,7 +195,7 @@ def _leads_out(folder: FolderSource, name: str) -> bool:
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:
-    """Return which files a checkpoint was read from."""
+    """Return the identities of the files that a checkpoint was read from."""
     source = checkpoint.source
     opened = source.opened() if isinstance(source, FolderSource) else [("", source)]
     sources = (*(one for _, one in opened), *(shard.source for shard in checkpoint.shards))
@@ -217,7 +217,7 @@ _EQUAL: Final = "the same weights are there once more, with equal values:"
 
 
 def twins(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Meter | None = None) -> Iterator[Finding]:
-    """Yield CK161 for what lies beside a checkpoint; with a meter, values are compared too, and counted by it."""
+    """Yield CK161 for duplicates of a checkpoint in its folder; with a ``meter``, their values are compared, too."""
     alike: dict[str, list[str]] = {}
     for one in (one for one in checkpoint.beside if one.role == "duplicate"):
         if is_far(one.path):
@@ -250,7 +250,7 @@ def twins(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Meter 
 
 
 def _unlike(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
-    """Return what another checkpoint has that this one has not, and the other way round; nothing if all is alike."""
+    """Return texts on how names and shapes of another checkpoint's weights differ from these; empty if they do not."""
     more, less = _names_without(other, checkpoint), _names_without(checkpoint, other)
     two, own = (_weights(one) for one in (other, checkpoint))
     unlike = [f"{name} {list(two[name].shape)}, not {list(own[name].shape)}" for name in more if name in less]
@@ -266,7 +266,7 @@ def _weights(checkpoint: Checkpoint) -> dict[str, LazyTensor]:
 
 
 def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
-    """Return the names of weights that another checkpoint has neither with this shape, nor by a name tied to it."""
+    """Return the names of weights that ``other`` lacks: neither they nor names tied to them are there in that shape."""
     from ckptool.names.matching import is_benign  # few folders hold weights twice
 
     weights, others = _weights(checkpoint), _weights(other)
@@ -277,7 +277,7 @@ def _names_without(checkpoint: Checkpoint, other: Checkpoint) -> list[str]:
 
 
 def _values(checkpoint: Checkpoint, other: Checkpoint, limits: Limits, meter: Meter) -> tuple[list[str], list[str]]:
-    """Return the tensors of both with other values; and those not compared: of two types, not plain, too many views."""
+    """Return names of tensors with other values; and of those not compared: two types, not plain, too many views."""
     from ckptool.torch_ops.differences import differ  # few are read
 
     own, others = _weights(checkpoint), _weights(other)

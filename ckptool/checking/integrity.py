@@ -1,15 +1,14 @@
 """
-Read every byte of a checkpoint, and compare it with its checksums where there are some.
+``verify``: reads every byte of a checkpoint, and compares it with its checksums, if there are any.
 
-Large records are read by two threads through small buffers, so memory does not grow with the file. Only looking at
-values needs torch.
+Large records are read by two threads through small buffers, so memory does not grow with the file. It needs no torch.
 
 The items in the files of a directory (pieces of tensors, and values) are opened one by one in the order of the files,
-compared with what the index says of them, and let go.
+compared with the index, and closed.
 
-From the same reading come the SHA-256 of a file and the digest of its weights: elements that the file holds as they
-are, one after the other, are hashed while it passes. Those of views in another order, of compressed members and of
-other files are read again.
+The same reading makes the SHA-256 of the file and the digest of its weights: tensors whose elements are contiguous in
+the file are hashed on the way. Those of views in another order, of compressed members and of other files are read
+again.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Integrity(NamedTuple):
 
 def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | None = None) -> Integrity:
     """
-    Read every byte of the file, and compare each record that has a checksum with it. ``watch`` gets each of its bytes.
+    Read every byte of a checkpoint, and compare each record with its checksum. ``watch`` gets the opened file's bytes.
 
     Raises:
         CkptoolError: The file cannot be read any more, or changed meanwhile.
@@ -70,7 +69,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | N
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in files)):
         if not any(archive.source is source for archive in checkpoint.archives):
             own = watch if source is checkpoint.source else None
-            checksums_of_file(source, [(0, source.nbytes)], meter, own)  # for the reading: a disk that cannot says so
+            checksums_of_file(source, [(0, source.nbytes)], meter, own)  # only read: a bad disk raises an error
     findings = list(inside.findings)
     records, matching = inside.records, inside.matching
     bare: list[Record] = []
@@ -104,7 +103,7 @@ def _damaged(checkpoint: Checkpoint, archive: Archive, record: Record, fact: str
 
 
 def _lies_in(info: TensorInfo, archive: Archive, record: Record) -> bool:
-    """Say whether a tensor, or a part of it, is in a record."""
+    """Return whether a tensor, or a part of it, is in a record."""
     for storage in storages_of([info]):
         if record.compression != "stored":
             if storage.crc32 == record.crc32 and storage.nbytes == record.nbytes:
@@ -123,7 +122,7 @@ def _parts(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
         try:
             parsed = part.open()
         except FileUnavailable:
-            continue  # that the file is missing is known
+            continue  # another finding reports the missing file
         except Failure as error:
             is_lacking = error.kind == "missing-package"
             own = note("CK113", error.message, error.hint, error.command) if is_lacking else None
@@ -136,7 +135,7 @@ def _parts(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
             records += len(archive)
             matching += len(archive) - len(damaged) - len(without)
         storage = info.storage if not parsed.archives and (info := parsed.tensor()) is not None else None
-        if storage is not None:  # for the reading: a disk that cannot says so
+        if storage is not None:  # only read: a bad disk raises an error
             checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
             bare, parts = bare + 1, parts - 1
         found += () if found else _comparisons(part, parsed)
@@ -175,11 +174,11 @@ def _finding(code: str, part: Part, fact: str) -> Finding:
 
 
 Range: TypeAlias = tuple[int, int, tuple[object, ...]]
-"""Where elements begin and end in the file, and the identity of their tensor."""
+"""The bytes of the file where a tensor begins and ends, and the identity of the tensor."""
 
 
 class Hashing:
-    """Takes the bytes of a file in order, and hashes all of them, and those of each tensor that lies in them."""
+    """Hashes the bytes of a file as they are read in order: all of them, and those of each tensor."""
 
     def __init__(self, checkpoint: Checkpoint, limits: Limits) -> None:
         self._checkpoint = checkpoint
@@ -188,9 +187,9 @@ class Hashing:
         self._seen = 0
         is_one = not (checkpoint.shards or checkpoint.parts) and checkpoint.source.file_offset(0) == 0
         self.watch = self._take if is_one else None
-        """Takes the pieces; None where the checkpoint is not one file."""
+        """To be called with each piece of the file; None if the checkpoint is not one file."""
         self._waiting: list[Range] = []
-        """Those that begin first are last."""
+        """Ranges that were not reached yet; the first one is last."""
         self._within: list[tuple[Range, HASH]] = []
         self._known: dict[tuple[object, ...], str] = {}
         self._error: CkptoolError | None = None
@@ -214,7 +213,7 @@ class Hashing:
                 yield start, start + info.nbytes, identity(info)
 
     def _take(self, start: int, piece: memoryview) -> None:
-        if start < self._seen:  # of another archive in the same file
+        if start < self._seen:  # read before, for another archive in the same file
             return
         stop = self._seen = start + len(piece)
         self._file.update(piece)
@@ -228,9 +227,9 @@ class Hashing:
 
     def finish(self) -> tuple[str | None, str | None, CkptoolError | None]:
         """
-        Return the SHA-256 of the file, and the digest, or the error that says why there is none.
+        Return the SHA-256 of the file, the digest of the weights, and the error that says why there is no digest.
 
-        The first is None where the checkpoint is several files. What did not pass is read now.
+        The first is None if the checkpoint is several files. Bytes that were not hashed on the way are read now.
         """
         content, error = None, self._error
         if self.watch is not None:
@@ -245,7 +244,7 @@ class Hashing:
 
 
 def sha256_of(origin: Origin, cancellation: Cancellation | None = None) -> str | None:
-    """Return the SHA-256 of a file, as ``sha256sum`` prints it; None for a folder, and for what cannot be read."""
+    """Return the SHA-256 of a file, as ``sha256sum`` prints it; None for a folder, or if it cannot be read."""
     try:
         source, _ = open_source(origin, cancellation)
         found = sha256()

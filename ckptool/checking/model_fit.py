@@ -25,7 +25,7 @@ def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple
     Return the shapes of the weights of a checkpoint, by name, tied names among them.
 
     Raises:
-        WeightsNotFound: It is not known which state dict they are.
+        WeightsNotFound: It is not clear which state dict is the weights.
     """
     weights = prepare(checkpoint, choose(checkpoint, key, "auto"), NameChanges())
     return {name: tensor.info.shape for name, tensor in weights.tensors.items()}
@@ -39,12 +39,12 @@ def examine(
     places: Mapping[str, Any] = _NOTHING,
 ) -> Iterator[Finding]:
     """
-    Yield how the weights of a checkpoint fit the names and shapes that ``model`` expects, and into its tensors, where
-    these are known.
+    Yield findings on how the weights of a checkpoint fit ``expected``, the names and shapes of ``model``, and
+    ``places``, its tensors by name, if there are any.
 
-    CK601 they fit, CK602 they do under other names, CK603 missing, CK604 unexpected, CK605 of another shape, CK606 it
-    cannot be known which names are meant, CK607 of another kind; CK600 they cannot be compared: it is not known which
-    state dict it is.
+    CK601 they fit, CK602 they do under other names, CK603 missing, CK604 unexpected, CK605 of another shape, CK606
+    names match in several ways, CK607 of another kind; CK600 they cannot be compared: it is not clear which state dict
+    is meant.
     """
     try:
         chosen = choose(checkpoint, key, "auto")
@@ -66,7 +66,7 @@ def examine(
             yield note("CK607", some(apart), "Build the model with tensors of the file's kind.")
             return
         tied: list[tuple[str, str]] = []
-        with suppress(Failure):  # of bytes that cannot be read, others tell
+        with suppress(Failure):  # other findings report bytes that cannot be read
             tied = values_apart(taken, places)
         if tied:
             pairs = some([f"{kept} and {name}" for kept, name in tied])
@@ -76,8 +76,8 @@ def examine(
 def _in_another_layout(
     checkpoint: Checkpoint, chosen: StateDict, expected: Shapes, model: str, *, is_file: bool
 ) -> Finding | None:
-    """Return that one way by recipes leads to all that is expected, and the command; None if none does."""
-    from ckptool.recipes.like import ways_to  # most fit
+    """Return the finding that recipes make all expected tensors of the weights in exactly one way; else None."""
+    from ckptool.recipes.like import ways_to  # most weights fit
 
     way, *others = ways_to(checkpoint, prepare(checkpoint, chosen, NameChanges()), expected)
     if others or not way.fits or not way.steps:
@@ -95,7 +95,7 @@ def _in_another_layout(
 
 
 class _Fit:
-    """How names and shapes fit, and what follows for the advice."""
+    """Compares names and shapes of a file with those of a model, and makes findings with advice."""
 
     def __init__(self, checkpoint: Checkpoint, key: str, expected: Shapes, found: Shapes, model: str) -> None:
         self._checkpoint, self._key, self._model = checkpoint, key, model
@@ -105,11 +105,11 @@ class _Fit:
         in_other_names = matched.target_wrapped and bool(matched.changes)
         self._guesses = guess_renames(expected, found) if in_other_names or (lacking and matched.unexpected) else ()
         self._is_whole = not lacking and not in_other_names
-        """Whether nothing that the model wants is lost if the unexpected is left out."""
+        """Whether the model has all that it wants, so that unexpected names can be left out."""
         wanted = {one.expected for one in matched.reshaped}
         self._has_spare = self._is_whole and wanted.isdisjoint(found[name] for name in matched.unexpected)
         self._taken = [*matched.pairs.values(), *(one.found_name for one in matched.reshaped)]
-        """The names of the file that the model has a place for, of another shape too."""
+        """The names of the file that the model has tensors for, also of another shape."""
 
     @property
     def lacks(self) -> bool:
@@ -118,7 +118,7 @@ class _Fit:
 
     @property
     def pairs(self) -> Mapping[str, str]:
-        """The file's names by the model's, where shapes are equal."""
+        """Names of the model, to those of the file, where shapes are equal."""
         return self._matched.pairs
 
     def findings(self) -> Iterator[Finding]:
@@ -204,7 +204,7 @@ class _Fit:
         return Advice(f"Check that this file and {self._model} belong together: they have no name in common.")
 
     def _left_out(self) -> dict[str, list[str]]:
-        """Return the options that leave out what is unexpected, where a few of them can, and anything is left."""
+        """Return options that leave out the unexpected names, if a few globs can do that, and tensors remain."""
         unexpected, taken = self._matched.unexpected, self._taken
         if not unexpected or not taken or not self._has_spare:
             return {}
@@ -220,7 +220,7 @@ class _Fit:
 
 
 def _excluding(names: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Return the globs that leave these names out and not those that are taken: by their heads, if they are many."""
+    """Return globs that match ``names``, and none of ``taken``: by first components if they are many; else nothing."""
     globs = [literal(name) for name in names]
     if len(names) > _MOST_EXCLUDED:
         parts = [name.partition(".") for name in names]

@@ -1,10 +1,10 @@
 """
-What fails ``check`` and ``scan``: the gate, and a policy of what is known and let through.
+The gate of ``check`` and ``scan``: which findings make a file fail, and a policy of which are let through.
 
-1. A file fails if what was found in it meets a condition: a code; a severity, a grade, or what is worse.
-2. What cannot be opened, and is not surely something else, neither fails nor passes: nobody knows what is in it.
-3. What is let through stays in the report, and is counted. By a name, nothing is let through that is known to reach the
-   system, or that was not looked at: only by its code and path, or by the SHA-256 of the file.
+1. A file fails if a finding meets a condition: its code, or its severity or grade, or a lower one.
+2. A file that cannot be opened, and may be a checkpoint, neither fails nor passes: its content is unknown.
+3. Findings that are let through stay in the report, and are counted. Findings of code that reaches the system, and of
+   parts that were not inspected, are not let through by a name: only by code and path, or by the file's SHA-256.
 
 A policy is a table of TOML. It counts only where it is named: a file in the folder that is checked changes nothing.
 """
@@ -31,10 +31,10 @@ from ckptool.sources.paths import is_folder
 from ckptool.sources.toml_file import read_text, read_toml
 
 Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
-"""``unknown``: it cannot be opened. ``other``: it is surely no checkpoint, no pickle and no archive of them."""
+"""``unknown``: it cannot be opened. ``other``: it is surely not a checkpoint, a pickle, or an archive of them."""
 EXIT_CODES: Final = {"passes": 0, "other": 0, "fails": 1, "unknown": 2}
 UNREADABLE: Final = "unreadable"
-"""The condition that a file cannot be opened, whatever it is; and the code of that."""
+"""The condition, and the code, for a file that cannot be opened, whatever it is."""
 _RANK: Final = {str(grade): rank for rank, grade in enumerate(get_args(Grade))}
 _SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error")
 CONDITIONS: Final = (*_RANK, *_SEVERITIES, UNREADABLE, *CODES)
@@ -42,9 +42,9 @@ IGNORED: Final = (UNREADABLE, *CODES)
 DEFAULT: Final = ("warning",)
 _GRADED: Final = {"CK205": "system", "CK216": "system", "CK206": "code", "CK207": "code", "CK217": "code"}
 _UNSEEN: Final = ("CK209", "CK114", "CK169")
-"""What says that something was not looked at: its grade may be any."""
+"""Codes of parts that were not inspected: they may have any grade."""
 _BY_NAME: Final = ("CK206", "CK202", "CK204")
-"""What is said because of names."""
+"""Codes that are found because of names."""
 _NAMED: Final = ("refers", "calls", "builds", "sets", "adds")
 _OTHERS: Final = frozenset(
     (
@@ -53,20 +53,20 @@ _OTHERS: Final = frozenset(
         *("numpy", "npz", "gguf", "ggml", "onnx", "tflite", "flax", "mindspore", "wheel", "jar", "archive"),
     )
 )
-"""Kinds of what holds no pickle, or was looked through for some; no program of other frameworks is among them."""
+"""Kinds of files that hold no pickle, or were searched for pickles; programs of other frameworks are left out."""
 _ONLY_CHECKPOINTS: Final = (".pth", ".pt", ".ckpt", ".safetensors", ".pt2", ".distcp", ".nemo")
-"""How names end that no other files have: unknown bytes under them are a checkpoint that is damaged."""
+"""Suffixes that only checkpoints have: a file of unknown content with one is a damaged checkpoint."""
 
 
 class Rule(NamedTuple):
-    """Findings that do not count: with a code, in files whose paths match."""
+    """Findings that do not count: those with a code, in files whose paths match."""
 
     code: str
     path: str = "*"
     reason: str = "ignored"
 
     def takes(self, code: str, path: str) -> bool:
-        """Say whether the rule covers a finding; ``*`` in its path matches any characters, slashes too."""
+        """Return whether the rule covers a finding; ``*`` in its path matches any characters, slashes too."""
         return code == self.code and fnmatchcase(path, self.path)
 
 
@@ -75,7 +75,7 @@ class Policy(NamedTuple):
 
     fail_on: tuple[str, ...] = DEFAULT
     is_gate: bool = False
-    """Whether the user said what fails; then a file that is surely no checkpoint does not."""
+    """Whether the user said what fails; then a file that is surely not a checkpoint does not fail."""
     allow: tuple[tuple[str, str], ...] = ()
     """Globs of names whose code may run, with reasons."""
     ignore: tuple[Rule, ...] = ()
@@ -89,8 +89,8 @@ class Policy(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """A value that is equal for policies that judge alike."""
-        from hashlib import sha256  # of gates that many share alone
+        """A text that is equal for policies that judge alike."""
+        from hashlib import sha256  # only shared gates need it
 
         baseline = sorted((content, sorted(codes)) for content, codes in self.baseline.items())
         text = repr((*self._replace(accept={}, baseline={}, ended=()), sorted(self.accept.items()), baseline))
@@ -116,9 +116,9 @@ class Judgement(NamedTuple):
 
 def judge(policy: Policy, report: CheckReport, origin: str, only: Collection[str] = ()) -> Judgement:
     """
-    Return what a policy makes of the report of a file. ``only`` are the questions whose findings count; of none, all.
+    Return how a policy judges the report of a file. ``only`` are the questions whose findings count; empty for all.
 
-    The file is read for its SHA-256 where that matters, and is not in the report.
+    The file is read for its SHA-256 if that matters, and is not in the report.
     """
     found = _judged(policy, report, origin, only)
     if found.outcome in ("passes", "other") or not (policy.accept or policy.baseline):
@@ -151,12 +151,12 @@ def _judged(
             reason = None if one.severity == "info" else why(one.code, one.path)
             left += [one] if reason is None else []
             let += [] if reason is None else [(one, reason)]
-    # The names of records are the file's own: by its path alone something is let through.
+    # Names of records come from the file itself, so rules are not about them, but only about its path.
     grade = reached(act for act in report.acts if not any(map(why, _codes_of(act))))
     unseen = [one for one in report.findings if one.code in _UNSEEN]
     is_let = bool(unseen) and all(why(one.code, one.path) for one in unseen)
     is_unseen = bool(report.unseen) and report.error is None and not is_let
-    # What cannot be opened was not looked at: that it was not is no finding of its own.
+    # A file that cannot be opened was not inspected: findings that say so do not count, too.
     counted = [one for one in left if report.error is None or one.code not in _UNSEEN or one.code in policy.fail_on]
     conditions = [one for one in policy.fail_on if _is_met(one, grade, counted, is_unseen=is_unseen)]
     ignored = None if report.error is None else why(UNREADABLE, None)
@@ -178,7 +178,7 @@ def _unreadable(report: CheckReport) -> Finding:
 
 
 def _is_met(condition: str, grade: Grade, left: Sequence[Finding], *, is_unseen: bool) -> bool:
-    if condition in _RANK:  # what was not looked at may be of any; what only makes data fails nothing
+    if condition in _RANK:  # uninspected parts may have any grade; data never fails
         return is_unseen or (grade != "data" and _RANK[grade] >= _RANK[condition])
     return any(_meets(one, condition) for one in left)
 
@@ -193,8 +193,8 @@ def _meets(finding: Finding, condition: str) -> bool:
 
 
 def _allowed(policy: Policy, report: CheckReport, code: str) -> str | None:
-    """Return the reason of the first name that is allowed, if all names are that findings of a code are about."""
-    if not policy.allow or len(report.acts) >= MOST_LISTED:  # of more acts, some are not in the list
+    """Return why findings with a code are allowed: the first reason, if all names that they are about are allowed."""
+    if not policy.allow or len(report.acts) >= MOST_LISTED:  # more acts are not all listed
         return None
     if code == "CK206":
         acts = [act for act in report.acts if act.grade == "code" and act.how != "runs"]
@@ -210,7 +210,7 @@ def _allowed(policy: Policy, report: CheckReport, code: str) -> str | None:
 
 
 def _codes_of(act: Act) -> tuple[str, ...]:
-    """Return the codes of findings that say what an act does; nothing for a program, of which none does."""
+    """Return the codes of findings that report an act; nothing for a program, as no finding does."""
     if act.grade == "system":
         return {"runs": ("CK216",), "refers": ("CK207", "CK205")}.get(act.how, ("CK205",))
     return () if act.grade == "program" else ("CK217" if act.how == "runs" else "CK206",)
@@ -223,7 +223,7 @@ def _plain(path: str) -> str:
     try:
         inside = os.path.relpath(path)
         return (os.path.abspath(path) if inside.startswith(os.pardir) else inside).replace(os.sep, "/")
-    except (ValueError, OSError):  # no path, one of another drive, or the folder is gone
+    except (ValueError, OSError):  # not a path, one of another drive, or the folder is gone
         return path
 
 
@@ -234,7 +234,7 @@ def _is_other(report: CheckReport, origin: str) -> bool:
         return False
     if report.acts or report.unseen or report.globals or is_folder(origin):
         return False
-    try:  # what is said of a shard or a member is said behind its name
+    try:  # errors about a shard or a member begin with its name
         return error is not None and error.message.startswith("not a checkpoint") and not safety.may_be_pickle(origin)
     except Failure:
         return False
@@ -247,7 +247,7 @@ _RULES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
     "ignore": ({"code": "str", "path": "str", "until": "date", "reason": "str"}, ("code",)),
     "accept": ({"sha256": "str", "path": "str", "reason": "str"}, ("sha256", "reason")),
 }
-"""Lists of tables: their keys, with types, and those that each needs. A text is a table with the first of these."""
+"""Lists of tables: the types of their keys, and the keys that they need. A text is a table with the first of these."""
 _KEYS: Final = ("fail-on", *_RULES, "limits")
 _LIMITS: Final = tuple(name for name in Limits._fields if name != "cancellation")
 _HINT: Final = "docs/ci.md has an example of each key."
@@ -258,7 +258,7 @@ def read_policy(path: str) -> Policy:
     Read a policy from a file of TOML.
 
     Raises:
-        MalformedFile: It is no TOML, or has a key or a value that means nothing.
+        MalformedFile: It is not TOML, or has an unknown key or value.
         FileUnavailable: It cannot be read.
         MissingPackage: This Python cannot read TOML, and tomli is not installed.
     """
@@ -300,7 +300,7 @@ def read_policy(path: str) -> Policy:
 
 def read_baseline(path: str) -> dict[str, frozenset[str]]:
     """
-    Return the codes of what was found in each file, by its SHA-256, from the objects of ``check`` with digests.
+    Return the codes found in each file, by its SHA-256, from JSON of ``check`` or ``scan`` with digests.
 
     Raises:
         MalformedFile: It is something else.
@@ -316,7 +316,7 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
             if not (isinstance(one, dict) and "sha256" in one and "findings" in one):
                 fact, hint = "no baseline: objects have no sha256", "docs/ci.md says how to write one."
                 raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
-            listed = one["findings"]  # those of a scan are numbers by codes
+            listed = one["findings"]  # those of a scan are counts by code
             findings = listed if isinstance(listed, list | dict) else [None]
             found = [each.get("code") if isinstance(each, dict) else each for each in findings]
             codes = {each for each in found if isinstance(each, str)}

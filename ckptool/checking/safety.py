@@ -1,8 +1,7 @@
 """
-What unpickling a file would do: for every pickle in it, each call in order, with its grade and its place; findings of
-that, and a line for each way to load the file.
+What unpickling a file would do: every call of every pickle in order, with its grade and its place.
 
-Nothing is looked up or called.
+Also makes findings of that, and a line for each way to load the file. Nothing is looked up or called.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ckptool.sources.paths import is_far
 from ckptool.tensors.tensor import storage_id
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")
-"""How members end that torch alone reads, with the program that they are of."""
+"""Suffixes of members that only torch reads, as parts of a program."""
 _IMPORTED: Final = (
     sys.stdlib_module_names
     | words(
@@ -49,24 +48,24 @@ _IMPORTED: Final = (
         " torch2trt fx2trt_oss tvm joblib lz4 psutil"
     )
 ) - {"test"}
-"""Modules that Python imports for what only makes data, or these import themselves."""
+"""Modules that are imported, directly or by others, for pickles that only make data."""
 _ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")
 _IS_INIT: Final = re.compile(r"__init__\..*(?:py|pyc|so|pyd)").fullmatch
 _IS_MODULE: Final = re.compile(r"[\w.-]+").fullmatch
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _SHORT: Final = 64
 _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
-"""What the small members of a zip that ``torch.save`` wrote are: no pickle that does something, which takes more."""
+"""Small members of a zip of ``torch.save`` match this: too little for a pickle that does something."""
 
 
 def survey(
     checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False, skims: bool = False
 ) -> Survey:
     """
-    Look at every pickle of an open checkpoint, but for those of the other checkpoints in its archive.
+    Inspect every pickle of an open checkpoint, but for those of the other checkpoints in its archive.
 
-    ``glances`` leaves out the members of a program that torch alone reads, and what takes more requests far away.
-    ``skims`` does not read an index again all of whose names make data: it may be large, and has no name for more.
+    ``glances`` leaves out the members of a program that only torch reads, and parts that need more remote requests.
+    ``skims`` does not read an index again if all its names only make data: it may be large.
     """
     search, known = Search(limits, modules_beside(getattr(checkpoint.source, "path", None))), _own_records(checkpoint)
     for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
@@ -92,7 +91,7 @@ def survey(
 
 
 def modules_beside(path: str | None) -> Callable[[], str | None]:
-    """Return what returns a module beside a file, or in a folder, that Python may import for one of its own."""
+    """Return a function that finds a module beside a file, or in a folder, that hides one that unpickling imports."""
     if not path or is_far(path):
         return lambda: None
     return cache(lambda: _module_in(path if os.path.isdir(path) else os.path.dirname(path) or "."))
@@ -107,7 +106,7 @@ def _module_in(folder: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _module_of(folder: str, _: int) -> str | None:
-    """Return a module in a folder, as of a time: files of one folder are often looked at one after the other."""
+    """Return such a module in a folder; cached by the folder's time, as its files are often checked in a row."""
     with os.scandir(folder) as entries:
         names = [one.name for one in entries if one.name.partition(".")[0] in _IMPORTED]
     for name in sorted(names):
@@ -150,7 +149,7 @@ def _disguised(search: Search, checkpoint: Checkpoint) -> None:
 def whole(
     checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False, skims: bool = False
 ) -> Survey:
-    """Look at every pickle of an open checkpoint, of those in its archive, and of the other members; see ``survey``."""
+    """Inspect every pickle of a checkpoint, of others in its archive, and of the other members; see ``survey``."""
     members = (checkpoint, *inside(checkpoint))
     surveys = [
         (one.member or "" if one is not checkpoint else "", survey(one, limits, glances=glances, skims=skims))
@@ -167,7 +166,7 @@ def inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 
 
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
-    """Look at every pickle in a file that cannot be opened as a checkpoint; if it ``glances``, not in text."""
+    """Inspect every pickle in a file that cannot be opened as a checkpoint; if it ``glances``, not those in text."""
     member = ""
     if isinstance(origin, str | os.PathLike) and not paths.exists(os.fspath(origin)):
         origin, _, member = os.fspath(origin).partition("::")
@@ -197,12 +196,12 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, *, glances: b
 
 
 def may_be_pickle(origin: Origin) -> bool:
-    """Say whether a file begins as pickles do, or as text for which a loader of them would do or import something."""
+    """Return whether a file begins like a pickle, or like text for which unpicklers would call or import something."""
     source, _ = open_source(origin)
     with closing(source):
         found = read_as_far(source)
         head = source.read(0, min(len(_PNG), source.nbytes))
-        asks = found.persistent_ids and head != _PNG  # whose first bytes ask for an id, and nothing more
+        asks = found.persistent_ids and head != _PNG  # as a pickle, a PNG only asks for an id
         is_one = head.startswith(b"\x80") or found.memo or found.calls or asks
         return bool(is_one) or any(_IS_MODULE(one.module) for one in found.globals)
 
@@ -217,7 +216,7 @@ def merged(surveys: Sequence[tuple[str, Survey]]) -> Survey:
 
 
 def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -> Survey:
-    """Look at the members of archives that only pack others, but for those that are ``checkpoints``."""
+    """Inspect the members of archives that only pack others, but for those that are ``checkpoints``."""
     search = Search(limits, modules_beside(getattr(checkpoints[0].source, "path", None)))
     opened = [one.member for one in checkpoints if one.member is not None]
     unopened = {name for one in checkpoints for name, _ in one.unopened}
@@ -236,8 +235,8 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
                     unseen = Search(limits) if full in unopened else search
                     unseen.member(archive, name, full)
                     if unseen is not search:
-                        search.acts.update(unseen.acts)  # not what could not be looked at: that it cannot be opened
-                        search.names.update(unseen.names)  # is known
+                        search.acts.update(unseen.acts)  # but not its parts that were not inspected:
+                        search.names.update(unseen.names)  # that it cannot be opened is reported
             if id(archive) not in done:
                 search.foreign(place.removesuffix("::"), other_programs.among(archive, archive.head))
                 search.unused(archive.source, archive.unused, place.removesuffix("::"))
@@ -249,9 +248,9 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
 
 def _own_records(checkpoint: Checkpoint) -> dict[str, str]:
     """
-    Return which of its streams are members of its archives, or begin with one, and the names of these.
+    Return the records of a checkpoint's streams, each with the name of its member, or of the file that it begins with.
 
-    A stream inside a member is left out: that is looked at as a whole, for it is a file that a loader reads by itself.
+    Streams inside a member are left out: the member is inspected as a whole, as a file that a loader reads by itself.
     """
     files = {shard.name for shard in checkpoint.shards}
     found: dict[str, str] = {}
@@ -265,9 +264,9 @@ def _own_records(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> None:
     """
-    Look at the members of a checkpoint's own archives that are neither its streams nor its storages.
+    Inspect the members of a checkpoint's own archives that are neither its streams nor its storages.
 
-    ``but`` are ends of the names of others that are not looked at.
+    ``but`` are suffixes of members that are left out.
     """
     known = {*_own_records(checkpoint).values()} - {""}
     for archive in checkpoint.archives:
@@ -279,11 +278,11 @@ def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> Non
 
 
 def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:
-    """Yield the members of an archive that are none of its ``known`` streams, no storages, and more than a word."""
+    """Yield the members of an archive that are not ``known`` streams, not storages, and more than a word."""
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
     keys = {tensor.info.storage.key for tensor in tensors if tensor.info.storage is not None}
     named = (storage_id(node.pid) for one in checkpoint.pickles for node in one.persistent_ids)
-    keys.update(one.key for one in named if one is not None)  # storages that no tensor is of
+    keys.update(one.key for one in named if one is not None)  # storages that no tensor uses
     folders = {name.rpartition("/")[0] for name in known}
     of_storages = {
         f"{one}/{kind}/{key}".lstrip("/") for one in folders for kind in ("data", "constants") for key in keys
@@ -298,7 +297,7 @@ def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) ->
 
 
 def _members_of_bytes(checkpoint: Checkpoint, archive: Archive) -> set[str]:
-    """Return the members that are one storage from end to end, whatever they are called, and no pickle as well."""
+    """Return the members that are exactly one storage, whatever their names, and not a pickle as well."""
     if checkpoint.traits.loader != "torch.export.load":
         return set()
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
@@ -310,19 +309,19 @@ def _members_of_bytes(checkpoint: Checkpoint, archive: Archive) -> set[str]:
 
 
 AskAdvice: TypeAlias = Callable[[], Advice]
-"""To find what helps takes a while, and most files need none."""
+"""Called only for findings that need advice: finding it takes a while."""
 
 _SHOWN = 3
 _LOADERS = "torch.jit.load(), torch.export.load(), NeMo's restore_from() and what calls the model"
 _DATA = "only makes data"
 _LAST = ("asks", "refers", "odd")
-"""What is told of after calls."""
+"""Kinds of acts that are reported after calls."""
 _TRUST = "Unpickle it only if you trust where it comes from."
 _TRUST_LOADER = "Load it only if you trust where it comes from."
 
 
 def findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
-    """Yield what is to be known before a file is unpickled. ``advice`` says how to get its tensors without."""
+    """Yield findings about unpickling a file. ``advice`` returns how to get its tensors without that."""
     yield from nested(survey)
     yield from deeds(survey, advice)
     if survey.unseen:
@@ -330,7 +329,7 @@ def findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
 
 
 def imported(survey: Survey) -> Iterator[Finding]:
-    """CK201, of a file that cannot be opened: its pickles ask for what makes no data."""
+    """CK201, of a file that cannot be opened: its pickles import names that do not only make data."""
     own = (one for one in survey.names if one.nested_at is None and not is_listed(canonical(one.module, one.name)))
     names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
     if names:
@@ -338,7 +337,7 @@ def imported(survey: Survey) -> Iterator[Finding]:
 
 
 def nested(survey: Survey) -> Iterator[Finding]:
-    """CK203: pickles inside the strings of others ask for names, too."""
+    """CK203: pickles inside the strings of others import names that torch.load does not allow."""
     inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
     names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
     if names:
@@ -347,7 +346,7 @@ def nested(survey: Survey) -> Iterator[Finding]:
 
 
 def deeds(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
-    """Yield what pickles call and name beyond what makes data, by how far that reaches: CK205, CK206, CK207."""
+    """Yield findings on calls and names that do not only make data: CK205, CK216, CK206, CK217, CK207."""
     yield from system_calls(survey, advice)
     code = [act for act in survey.acts if act.grade == "code" and act.how != "runs"]
     acts = sorted(code, key=lambda act: _LAST.index(act.how) if act.how in _LAST else -1)
@@ -416,10 +415,10 @@ def loading(
     survey: Survey, checkpoints: Sequence[Checkpoint], *, refused: bool, is_alone: bool = True
 ) -> tuple[str, ...]:
     """
-    Return a line for each way to load a file: what it would run. The first of the checkpoints is the file, the others
-    members.
+    Return a line for each way to load a file: what it would run. The first of ``checkpoints`` is the file, the others
+    are its members.
 
-    Where it is not ``alone``, something is found in other files of its folder.
+    If not ``is_alone``, there are findings in other files of its folder.
     """
     first = checkpoints[0]
     traits = first.traits
@@ -443,7 +442,7 @@ def loading(
 
 
 def of_refused(acts: Sequence[Act]) -> Iterator[str]:
-    """Yield what unpickling a file would do that cannot be opened; nothing if no more than data is known of it."""
+    """Yield what unpickling a file that cannot be opened would do; nothing if, as far as known, it only makes data."""
     what = _runs(acts)
     if what != _DATA:
         is_program = all(act.how == "runs" for act in acts if act.how != "refers")
@@ -464,6 +463,6 @@ def _runs(acts: Sequence[Act]) -> str:
 
 
 def _packages(acts: Iterable[Act]) -> list[str]:
-    """Return the packages that code is of, those first of which something is called."""
+    """Return the packages whose code acts run, those first of which something is called."""
     named = [act for act in acts if " " not in act.name]
     return list(dict.fromkeys(act.package for act in sorted(named, key=lambda act: act.how == "refers")))

@@ -1,9 +1,9 @@
 """
-What is still readable in a file that was cut short: which tensors lie in it whole, and how many bytes are missing.
+Finds what a file that was cut short still holds: which tensors are complete, and how many bytes are missing.
 
 The index is stored before the data in every format: the pickle of a torch zip or stream, the header of safetensors.
-Where that is whole, it says where each tensor was; a zip's local headers are walked, for its directory went with its
-end. Nothing is repaired, and what is whole is only said to be there, not to be right.
+If it is complete, it says where each tensor was. The local headers of a zip are read one after the other, because its
+directory was at the lost end. Nothing is repaired, and a tensor that is complete may still have wrong bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_SEARCHES: Final = 1000
 
 
 def examine(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
-    """CK106: which tensors of a file that was cut short are whole. Says nothing of files that it cannot follow."""
+    """CK106: which tensors of a file that was cut short are complete; nothing for files that cannot be followed."""
     try:
         source, _ = open_source(origin, limits.cancellation)
         with closing(source):
@@ -63,7 +63,7 @@ def _legacy(source: Source, limits: Limits) -> Iterator[Finding]:
 
 
 def _zip(source: Source, limits: Limits) -> Iterator[Finding]:
-    """Walk the local headers of a torch zip from its beginning, by what its pickle says of the sizes of its records."""
+    """Read the local headers of a torch zip from its beginning; its pickle gives the sizes of its records."""
     walk = _LocalHeaders(source)
     tree: Pickle | None = None
     announced: dict[str, StorageId] = {}
@@ -86,8 +86,8 @@ class _LocalHeaders:
     """
     The local headers of a zip, one after the other, as ``(name, offset of the payload)``.
 
-    A header whose writer did not know the size yet has none: then ``go_on`` says where the payload ends, or the next
-    header is looked for close by.
+    A header lacks the size if its writer did not know it yet: then ``go_on`` says where the payload ends, or the next
+    header is searched for nearby.
     """
 
     def __init__(self, source: Source) -> None:
@@ -97,7 +97,7 @@ class _LocalHeaders:
         self._searches = 0
 
     def go_on(self, end: int) -> None:
-        """Look for the next header from ``end``."""
+        """Look for the next header at ``end``, where the payload ends."""
         self._next = end
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
@@ -118,7 +118,7 @@ class _LocalHeaders:
             position = found
 
     def _find(self, start: int) -> int | None:
-        """Return where the next header begins: after a descriptor, if there is one."""
+        """Return the offset of the next header, which may follow a data descriptor; None if none is found."""
         if start >= self._source.nbytes:
             return None
         near = self._source.read(start, min(4 + 24, self._source.nbytes - start))
@@ -126,7 +126,7 @@ class _LocalHeaders:
             if near.startswith(LOCAL_MAGIC, behind) and (not behind or near.startswith(DESCRIPTOR_MAGIC)):
                 return start + behind
         self._searches += 1
-        if self._searches > _MOST_SEARCHES:  # a file of ours has five records whose size nothing tells
+        if self._searches > _MOST_SEARCHES:  # torch's files have five records of unknown size
             return None
         window = self._source.read(start, min(_SEARCHED, self._source.nbytes - start))
         at = window.find(LOCAL_MAGIC)
@@ -134,7 +134,7 @@ class _LocalHeaders:
 
 
 class _Announced:
-    """Storages as the pickle announces them, whether their bytes are there or not."""
+    """Finds storages as the pickle describes them, whether their bytes are there or not."""
 
     def __init__(self, source: Source, announced: dict[str, StorageId], places: dict[str, int]) -> None:
         self._source = source
@@ -179,7 +179,7 @@ def _safetensors(source: Source) -> Iterator[Finding]:
 
 
 def _finding(nbytes: int, are_whole: Mapping[str, bool], ranges: Iterable[tuple[int, int]]) -> Finding:
-    """CK106: which tensors are whole, and how many bytes of these ranges are behind the end of the file."""
+    """CK106: which tensors are complete, and how many bytes of these ranges are after the end of the file."""
     lost = [name for name, is_whole in are_whole.items() if not is_whole]
     missing = sum(end - max(begin, min(nbytes, end)) for begin, end in ranges)
     what = f"{len(are_whole) - len(lost):,} of {len(are_whole):,} tensors are whole, {missing:,} bytes are missing"

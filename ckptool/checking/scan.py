@@ -1,10 +1,10 @@
 """
-``scan``: a row for every checkpoint that paths stand for.
+``scan``: a row of facts about every checkpoint at some paths.
 
-The row of one is a pure function, so that any number of processes can share a list of paths.
+``row`` is a pure function of one path, so that any number of processes can share a list of paths.
 
-``Rows`` is what a process does that works for ``scan``: files here are looked at one after the other, those far away in
-threads, which mostly wait.
+``Rows`` is the work of one process: local files are read one after the other, remote ones in threads, which mostly
+wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "ckptool.scan/2"
 SCHEMA_OF_TENSORS: Final = "ckptool.tensors/1"
 SAME: Final = b"same"
-"""Its answer about a file far away whose version is the one that is known."""
+"""The answer of ``Rows`` for a remote file whose version is already known."""
 ENDED: Final = "worker-ended"
 """The kind of the error of a file whose worker process died."""
 _LONGEST: Final = 4096
@@ -56,7 +56,7 @@ _FACTS: Final = (
 
 Row: TypeAlias = dict[str, object]
 _MOST: Final = 64
-"""Devices, types and prefixes in a row: files may have as many as tensors."""
+"""Most devices, types and prefixes in a row: files may have as many as tensors."""
 
 
 class Asked(NamedTuple):
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The names of what is asked for, as in the rows."""
+        """The names of the requested options, as rows list them."""
         return [name for name, wanted in zip(self._fields, self, strict=True) if wanted]
 
 
@@ -77,12 +77,12 @@ NOTHING: Final = Asked()
 
 
 def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
-    """Return the row of a checkpoint of which only the error is known."""
+    """Return a row for a checkpoint of which only the error is known."""
     return {**_begun(path, asked), **_failure(kind, message)}
 
 
 def _begun(path: str, asked: Asked) -> Row:
-    """Return the start of a row: the path, and which version of the file is there now."""
+    """Return the start of a row: the path, and the version of the file that is there now."""
     scanned_ns = time_ns()
     return {
         "schema": SCHEMA,
@@ -112,11 +112,11 @@ def row(
     policy: Policy | None = None,
 ) -> Row:
     """
-    Return what a checkpoint is, as a dict for JSON. Nothing in it runs. ``tell`` is called with a row for each tensor.
+    Return facts about a checkpoint, as a dict for JSON. Nothing in it runs. ``tell`` is called with each tensor's row.
 
-    With a ``policy``, the row says what that makes of it.
+    With a ``policy``, the row has its judgement.
 
-    A file that cannot be opened is a row with an ``error``: nothing but a cancellation is raised, whatever the file is.
+    A file that cannot be opened gets a row with an ``error``: only a cancellation is raised, whatever the file is.
     """
     found = _begun(path, asked)
     try:
@@ -140,7 +140,7 @@ def _facts(
     facts: Row = {}
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
-            if is_far(path) and stamp_of(path) is None:  # no list had its version, the answers to requests may have
+            if is_far(path) and stamp_of(path) is None:  # no listing had its version; responses may
                 facts |= _stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
             facts |= _counts(checkpoint, summarise(checkpoint))
             report = examined(checkpoint, path, scope)
@@ -188,7 +188,7 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
 
 
 def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Return what the state dicts of each role come to; a state of a training may hold no tensors at all."""
+    """Return the columns on the state dicts of each role; the state of a training may have no tensors."""
     found: dict[str, list[StateDict]] = {}
     for one in checkpoint.state_dicts:
         found.setdefault(one.role, []).append(one)
@@ -202,7 +202,7 @@ def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: dict[str, int])
 
 
 def _sizes(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
-    """Return what state dicts come to: tied elements of each count once, and so do bytes that any of them share."""
+    """Return a row's columns on state dicts: tensors, elements (tied ones of each once), bytes (shared ones once)."""
     count = sum(map(len, dicts))
     numel, nbytes = summary.numel, summary.nbytes
     if len(dicts) != 1 or count != summary.tensors:
@@ -227,7 +227,7 @@ def _checked(report: CheckReport, path: str, asked: Asked, policy: Policy | None
 
 
 def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
-    """Yield a row for each tensor, in the order of the file, with what joins it to the row of its checkpoint."""
+    """Yield a row for each tensor, in the order of the file, with the columns that join it to its checkpoint's row."""
     same = {name: whole[name] for name in ("path", "version", "scanned_ns")}
     roles = {one.head + name: one.role for one in reversed(checkpoint.state_dicts) for name in one}
     for name, tensor in each(checkpoint.tensors.items(), checkpoint.source.cancellation):
@@ -248,11 +248,11 @@ def _tensor_rows(checkpoint: Checkpoint, whole: Row) -> Iterator[Row]:
 
 
 _OF_ONE_FILE: Final = 4
-"""How many parts of one remote file are fetched at once: few, as many files are open."""
+"""How many parts of one remote file are fetched at once; few, because many files are open."""
 
 
 class Rows:
-    """Tells the row of each of several places, as a line of JSON; before it, if asked for, those of its tensors."""
+    """Passes on the row of each of several files, as a line of JSON; before it, if requested, those of its tensors."""
 
     def __init__(self, asked: Asked, threads: int, policy: Policy | None = None) -> None:
         self._asked = asked
@@ -260,13 +260,13 @@ class Rows:
         self._threads = threads
         """How many remote files are opened at once."""
         self._stores: dict[tuple[str, str], Any] = {}
-        """The connections to servers that were reached, to be used again."""
+        """Connections to servers, which later files use again."""
 
     def __call__(self, places: Sequence[Target], tell: Callable[..., None]) -> None:
-        """Make the row of each file; whatever goes wrong, there is one."""
+        """Call ``tell`` with the index of each file and its row; if anything fails, the row has the error."""
         far = {number: place for number, place in enumerate(places) if is_far(place.path)}
         if far:
-            from concurrent.futures import ThreadPoolExecutor  # files here need none
+            from concurrent.futures import ThreadPoolExecutor  # local files need no threads
 
             with ThreadPoolExecutor(min(self._threads, len(far))) as pool:
                 for number, place in far.items():
@@ -283,7 +283,7 @@ class Rows:
     def _tell_of_far(self, place: Target, tell: Callable[..., None]) -> None:
         try:
             answer = self._far_row(place, tell)
-        except Exception as error:  # noqa: BLE001 - nobody would see it
+        except Exception as error:  # noqa: BLE001 - the thread would hide it
             known = as_ours(error)
             answer = _line(lost_row(place.path, self._asked, known.kind, known.message))
         tell(answer)
@@ -297,7 +297,7 @@ class Rows:
         address.listed, address.stores, address.connections = remote.listed, self._stores, _OF_ONE_FILE
         address.takes_end = True
         if place.known is not None:
-            with suppress(Failure):  # which opening says again
+            with suppress(Failure):  # opening raises it again
                 stamp = stamp_of_version((remote_version(address) or ())[2:])
                 if stamp is not None and stamp.version == place.known:
                     return SAME
@@ -325,13 +325,13 @@ def scan(
 
     A path is a folder, a checkpoint of any kind, a pattern, or an address. Files of other kinds have no row, unless
     they are named. A file that cannot be opened has one with an ``error``. With ``check``, every pickle and container
-    is looked at; with ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are
-    read for their digest. One file is looked at after the other, by this process; the command line uses all cores.
-    Folders that are not looked into, as behind links that lead elsewhere, are named in a warning of the log at the end.
+    is inspected; with ``deep``, every byte is read and compared with the checksums; with ``digest``, the weights are
+    read for their digest. This process inspects one file after the other; the command line uses all cores. Folders
+    that are not searched, as behind links that lead elsewhere, are named in a warning of the log at the end.
 
     Raises:
         NotACheckpoint: There are files, and none is a checkpoint.
-        Cancelled: ``limits`` have a cancellation, and it was.
+        Cancelled: The cancellation in ``limits`` was triggered.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     return _rows([os.fspath(path) for path in given], Asked(check=check, deep=deep, digest=digest), limits)
@@ -349,7 +349,7 @@ def _rows(paths: list[str], asked: Asked, limits: Limits) -> Iterator[dict[str, 
         is_empty = False
         yield found
     if listing.passed:
-        import logging  # there are few
+        import logging  # seldom needed
 
         logging.getLogger("ckptool").warning("left out: %s", not_looked_into(listing.passed))
     if passed and is_empty:
@@ -357,7 +357,7 @@ def _rows(paths: list[str], asked: Asked, limits: Limits) -> Iterator[dict[str, 
 
 
 def is_other(found: Mapping[str, Any], *, is_meant: bool) -> bool:
-    """Say whether a row is of a file that is no checkpoint, and was not said to be one."""
+    """Return whether a row is of a file that is not a checkpoint, and that the caller did not name."""
     error = found["error"]
     if not error or is_meant or found["grade"] != "unknown" or "CK209" in found["findings"]:
         return False

@@ -1,9 +1,9 @@
 """
-What is notable about a checkpoint, why it matters, and what mends it.
+Findings about the structure of a checkpoint: what is notable, why it matters, and what mends it.
 
-Each check is one function that looks at a ``Checkpoint`` and yields ``Finding``s; ``CHECKS`` is the list of them.
-Nothing is read, run or imported, but for the index of a file that goes by the name of the same weights. There are no
-heuristics: a finding is what the file proves.
+Each check is one function that inspects a ``Checkpoint`` and yields ``Finding``s; ``CHECKS`` is the list of them.
+Nothing is read, run or imported, but for the index of another file that has the same weights by its name. There are
+no heuristics: a finding is what the file proves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ckptool.sources.source import far_under
 from ckptool.tensors.tensor import ARRAY, identity
 
 _OTHERS: Final = ("checkpoint", "folder", "variant")
-"""What lies beside a checkpoint, and is one by itself."""
+"""Roles of files and folders beside a checkpoint that are checkpoints by themselves."""
 _DISTRIBUTED: Final = ".DTensor"
 _MOST_EMBEDDED: Final = 8
 _CANDIDATES: Final = 6
@@ -49,14 +49,14 @@ def examine(checkpoint: Checkpoint) -> tuple[Finding, ...]:
 
 
 def said_by_the_reader(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK103, CK152, CK155, CK101, CK170, and what the reader of a format remarks on."""
+    """CK103, CK152, CK155, CK101, CK170, and the remarks of the format's reader."""
     if checkpoint.damage:
         fact = f"{checkpoint.damage}: names and shapes may not be those that were saved"
         yield note("CK103", fact, "Download the file again.")
     for code, what, hint in checkpoint.remarks:
         # Not every model has all the modules that an adapter may be of.
         yield note(code, what, hint, severity="info" if code == "CK123" else None)
-    # Components of a pipeline are told of as such.
+    # Missing components of a pipeline have a finding of their own.
     if checkpoint.absent and not checkpoint.unopened and all(code != "CK164" for code, _, _ in checkpoint.remarks):
         what = f"{counted(len(checkpoint.absent), 'name')} of the model without a value in any file"
         yield note("CK152", f"{what}: {some(checkpoint.absent)}", "They are not among the weights.")
@@ -126,7 +126,7 @@ def announced_size(checkpoint: Checkpoint) -> Iterator[Finding]:
     said = checkpoint.announced_nbytes
     if said is None or said == summary.nbytes:
         return
-    # Writers count what is tied under each name, or once; or the memory that is saved with it.
+    # Writers count tied tensors under each name, or once; or whole storages.
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
     named = sum(info.total_nbytes for info in infos)
     distinct = sum({identity(info): info.total_nbytes for info in infos}.values())
@@ -136,16 +136,16 @@ def announced_size(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK160, CK171, CK161, CK162, CK163: what lies in the same folder, and what has to do with it."""
+    """CK160, CK171, CK161, CK162, CK163: other files in the same folder that have to do with the checkpoint."""
     by_role = {one.role: [two.name for two in checkpoint.beside if two.role == one.role] for one in checkpoint.beside}
     part = checkpoint.part_of
-    if part is not None and "leftover" not in by_role:  # that is CK162
+    if part is not None and "leftover" not in by_role:  # CK162 reports these
         fact = f"{part.what}: what is in the others is not here"
         if checkpoint.shards:
             yield note("CK160", fact, part.remedy)
         else:
             yield note("CK160", fact, "Give what they are together:", command_line(part.path, "inspect"))
-    if all(code != "CK167" for code, _, _ in checkpoint.remarks):  # that counts them
+    if all(code != "CK167" for code, _, _ in checkpoint.remarks):  # CK167 counts them
         yield from _not_opened(checkpoint)
     if "duplicate" in by_role:
         from ckptool.checking import folder_files  # few checkpoints have a second form beside them
@@ -156,7 +156,7 @@ def beside_it(checkpoint: Checkpoint) -> Iterator[Finding]:
         hint = "They may be left from another save into the same folder: remove them, or get the index again."
         yield note("CK162", fact, hint)
     if names := by_role.get("incomplete", []):
-        whole = not any(name.endswith(".aria2") for name in names)  # which fills files in any order
+        whole = not any(name.endswith(".aria2") for name in names)  # aria2 fills files in any order
         hint = f"Download again what is missing{'; what was opened is whole without it' * whole}."
         yield note("CK163", f"{counted(len(names), 'unfinished download')}: {some(names)}", hint)
 
@@ -179,7 +179,7 @@ def _not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _is_with(checkpoint: Checkpoint, path: str) -> bool:
-    """Say whether a path is a link, or the states of an engine that a trainer saved with its weights."""
+    """Return whether a path is a link, or the states of an engine that a trainer saved with its weights."""
     folder, name = os.path.split(path)
     is_engine = ENGINE.fullmatch(name) is not None and not checkpoint.is_folder
     return os.path.islink(path) or (is_engine and os.path.dirname(checkpoint.path or "") == folder)
@@ -260,7 +260,7 @@ def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
         all_names = f"every name of the weights{f' but {some(beside)}' if beside else ''}"
         fact = f"{all_names} begins with {''.join(wrapped)!r}, which {', then '.join(adders)} added"
         why = "A model without that wrapper expects the names without it."
-        # Where everything is taken, weights stay under their key, and averaged ones beside those that are not.
+        # A migration of everything would keep the weights under their key, and averaged ones next to the others.
         is_inside = checkpoint.weights is not None and checkpoint.weights.key
         form = "state_dict" if is_inside or is_averaged_pair(checkpoint.weights or ()) else ""
         look = migration(checkpoint, why, form=form, strip_module=plain, strip_wrappers=not plain)
@@ -268,7 +268,7 @@ def wrapper_prefixes(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def several_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK302: more than one state dict could be the model's weights, or there is more beside what is taken for them."""
+    """CK302: more than one state dict could be the model's weights, or entries beside the chosen one may be, too."""
     weights = checkpoint.weights
     if weights is not None and checkpoint.unexplained_beside(weights):
         from ckptool.checkpoints.weights import left_beside  # most files have nothing like it
@@ -294,7 +294,7 @@ def kinds_of_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
     infos = {name: tensor.info for name, tensor in checkpoint.tensors.items()}
     layouts: dict[str, int] = {}
     here: dict[str, int] = {}
-    """Elements of the parts of distributed tensors that the file does not have whole."""
+    """By name: how many elements the file has of a distributed tensor of which it lacks parts."""
     for name, info in infos.items():
         if (info.layout != "strided" or info.subclass) and not info.is_array:
             what = info.subclass or info.layout
@@ -341,7 +341,7 @@ def quantized(checkpoint: Checkpoint) -> Iterator[Finding]:
 def unused_storage(checkpoint: Checkpoint) -> Iterator[Finding]:
     """CK303: tensors are small views of storages that were saved whole."""
     nbytes = summarise(checkpoint).nbytes
-    if nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # each tensor of a plain file has its own
+    if nbytes <= 1 << 20 or checkpoint.traits.is_plain:  # tensors of a plain file share no storage
         return
     covered = sum(tensor.info.total_nbytes for tensor in checkpoint.tensors.values())
     if nbytes > 2 * covered and nbytes - covered > 1 << 20:
@@ -404,7 +404,7 @@ def model_code(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def foreign_names(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK201: unpickling would import something else than what makes containers, numbers, arrays and torch's objects."""
+    """CK201: unpickling would import names that are not for containers, numbers, arrays and torch's objects."""
     own = checkpoint.traits.program is not None
     names = dict.fromkeys(
         str(one)

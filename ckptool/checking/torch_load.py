@@ -2,10 +2,10 @@
 What loading a checkpoint needs: whether plain ``torch.load(path)`` would open it, which devices, releases and packages.
 
 Nothing is called. Since PyTorch 2.6, plain ``torch.load`` is ``weights_only=True``: it refuses names that are not on
-its list, opcodes that it does not know, and files that another loader is for. What is said here is about form and
-names; it is no promise that loading succeeds.
+its list, opcodes that it does not know, and files that are for another loader. The findings are about form and names;
+they do not promise that loading succeeds.
 
-Nothing is looked up on this machine. Which devices it has is for the caller to say; packages are only named.
+This machine is not inspected: the caller says which devices it has, and packages are only named.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _UNTYPED = "torch.storage.UntypedStorage"
 
 
 class GlobalUse(NamedTuple):
-    """A name that a pickle asks for: where, and whether torch.load takes it."""
+    """A name that a pickle imports: where, and whether torch.load allows it."""
 
     name: str
     record: str
     """The archive member; empty for the file itself."""
     offset: int
-    """Of the opcode that asks for it first, from the start of the record."""
+    """Offset in the record of the first opcode that imports it."""
     is_allowed: bool
     nested_at: int | None = None
-    """Where in the record the pickle begins that asks for it, if it is inside another one."""
+    """Offset in the record of the pickle that imports it, if that is inside another pickle."""
 
 
 class Refusal(NamedTuple):
-    """One reason for which plain ``torch.load(path)`` does not open a file."""
+    """One reason why plain ``torch.load(path)`` does not open a file."""
 
     kind: Kind
     what: str
@@ -63,12 +63,12 @@ class Refusal(NamedTuple):
 def refusals(checkpoint: Checkpoint) -> list[Refusal]:
     """Return why plain ``torch.load(path)`` does not open a checkpoint; nothing if it does. No tensor is read."""
     container = _container(checkpoint)
-    # Whatever the container: it can be unpacked, or opened with another loader.
+    # Names count whatever the container is: it can be unpacked, or opened with another loader.
     return [*container, *_names(checkpoint), *(() if container else _opcodes(checkpoint))]
 
 
 def asked(checkpoint: Checkpoint) -> tuple[GlobalUse, ...]:
-    """Return what the pickles of a checkpoint ask for."""
+    """Return the names that the pickles of a checkpoint import."""
     return tuple(_ask(one, stream.record) for stream in checkpoint.streams for one in stream.globals)
 
 
@@ -77,7 +77,7 @@ def _ask(found: Global, record: str) -> GlobalUse:
 
 
 def _names(checkpoint: Checkpoint) -> list[Refusal]:
-    """Return the names that neither torch's list has nor TorchScript writes; those that are seldom met come first."""
+    """Return the names that torch does not allow and TorchScript does not write; unusual names come first."""
     own = checkpoint.traits.program is not None
     found = [
         (is_usual(one.module, one.name), _ask(one, stream.record))
@@ -87,7 +87,7 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
         and not (stream.is_index and is_of_index(one.module, one.name))
     ]
     found.sort(key=lambda pair: pair[0])
-    first: dict[str, GlobalUse] = {}  # every rank's file asks for the same
+    first: dict[str, GlobalUse] = {}  # the files of all ranks import the same names
     for _, one in found:
         if not one.is_allowed:
             first.setdefault(one.name, one)
@@ -95,7 +95,7 @@ def _names(checkpoint: Checkpoint) -> list[Refusal]:
 
 
 def _container(checkpoint: Checkpoint) -> list[Refusal]:
-    """Return what is wrong with the file as such, for torch.load."""
+    """Return what torch.load refuses about the file itself, whatever its pickles import."""
     if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
     if checkpoint.traits.loader != "torch.load":
@@ -126,7 +126,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
 
 
 def _opcodes(checkpoint: Checkpoint) -> Iterator[Refusal]:
-    """Yield the first opcode of each stream that is not known to torch.load."""
+    """Yield the first opcode of each stream that torch.load does not know."""
     for stream in checkpoint.streams:
         unknown = [(offset, op) for op, offset in stream.opcodes.items() if op not in OPCODES]
         if unknown:
@@ -136,7 +136,7 @@ def _opcodes(checkpoint: Checkpoint) -> Iterator[Refusal]:
 
 
 def findings(checkpoint: Checkpoint, refused: Sequence[Refusal]) -> list[Finding]:
-    """CK202: plain torch.load(path) refuses the file. CK204: it has names for that, though another loader opens it."""
+    """CK202: plain torch.load(path) refuses the file. CK204: its names are refused, too, if another loader opens it."""
     if not refused or checkpoint.traits.is_plain:
         return []
     first, *rest = refused
@@ -173,7 +173,7 @@ _TO_CPU = {
     "torch.jit.load": "Load it with torch.jit.load(path, map_location='cpu').",
     "torch.export.load": "Export it again on the device that is to run it; its weights alone can be migrated.",
 }
-"""How to get a program to the CPU, by what loads it. Everything else can be migrated."""
+"""How to move a program to the CPU, by its loader. Everything else can be migrated."""
 
 _SINCE = {
     "float8_e4m3fn": (2, 1),
@@ -186,7 +186,7 @@ _SINCE = {
     "float8_e8m0fnu": (2, 7),
     "float4_e2m1fn_x2": (2, 8),
 }
-"""The first release that has an element type, where that is younger than the oldest torch that is supported."""
+"""The first release of torch that has an element type, if the oldest supported release lacks it."""
 
 
 def examine(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator[Finding]:
@@ -197,7 +197,7 @@ def examine(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator
 
 
 def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator[Finding]:
-    """CK503: saved on a device that loading asks for again."""
+    """CK503: saved on a device that loading requests again."""
     infos = [tensor.info for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values())]
     tags = dict.fromkeys(info.location for info in infos if info.location not in _ANYWHERE)
     if not tags:
@@ -216,7 +216,7 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
 
 
 def _is_there(tag: str, devices: Collection[str]) -> bool:
-    """Say whether a tag is one of these devices; one without a number is the first of its kind."""
+    """Return whether a tag is one of these devices; one without a number is the first of its kind."""
     return tag in devices or (":" not in tag and any(device.partition(":")[0] == tag for device in devices))
 
 
@@ -230,7 +230,7 @@ def _release(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK505: a whole model is only loaded as one where its classes can be imported."""
+    """CK505: a whole model can only be loaded as one if its classes can be imported."""
     if not checkpoint.walks or checkpoint.traits.program is not None:
         return
     modules = dict.fromkeys(name.partition(".")[0] for name in foreign(checkpoint))

@@ -1,5 +1,5 @@
 """
-Look through the values of tensors: for NaN, infinities and zeros, for indices out of range, and for statistics.
+Reads the values of tensors: searches for NaN, infinities, zeros and indices out of range, and makes statistics.
 
 Indices of sparse tensors have to stay inside their shapes:
 
@@ -62,11 +62,11 @@ def survey(
     known: Callable[[LazyTensor], ValueFacts | str | None] = lambda _: None,
 ) -> Iterator[Finding]:
     """
-    Yield what is odd about values: CK110 no numbers, CK111 infinite ones, CK112 tensors that are all zero,
-    or nearly all tensors of a file, CK119 values that look damaged: far beyond all others, or a block of zeros.
+    Yield findings about odd values: CK110 NaN, CK111 infinities, CK112 tensors that are all zero, or nearly all
+    tensors of a file, CK119 values that look damaged: far beyond all others, or a block of zeros.
 
-    Imports torch, unless all facts are ``known`` already, or why there are none. Tensors that have no plain bytes are
-    left out, and said to be (CK113).
+    Imports torch, unless ``known`` returns the facts of each tensor, or why there are none. Tensors without plain bytes
+    are left out, and reported (CK113).
     """
     trained = _trained(checkpoint, ("model", "ema", "optimizer"))
     weights = _trained(checkpoint, ("model", "ema"))
@@ -77,7 +77,7 @@ def survey(
     damaged: list[str] = []
     left_out: dict[str, list[str]] = {_NO_NUMBERS: [], _UNREADABLE: []}
     files: dict[str, list[bool]] = {}
-    """Of the weights in each shard, whether they are zero."""
+    """By shard: for each of its weights, whether it is all zero."""
     seen: set[tuple[object, ...]] = set()
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
     for tensor in _with_parts((*checkpoint.tensors.values(), *checkpoint.attributes.values())):
@@ -121,11 +121,11 @@ def survey(
 
 
 Odd: TypeAlias = tuple[str, list[str], str, str | None, Severity]
-"""A code, the tensors that it is said of, what is said of them, what to do, and how grave it is."""
+"""A code, the tensors that it is about, the fact, the hint, and the severity."""
 
 
 def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
-    """Yield tensors, and after each, under its name, the values that it is made of: those of a sparse one, scales."""
+    """Yield tensors, and after each, under its name, its floating parts: the values of a sparse one, scales."""
     for tensor in tensors:
         for info in with_parts([tensor.info]):
             if info is tensor.info or info.dtype.name.startswith(("float", "bfloat", "complex")):
@@ -133,7 +133,7 @@ def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
 
 
 def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:
-    """Return what ``survey`` asks for of values whose statistics are known."""
+    """Return the facts that ``survey`` needs from known statistics of a tensor, or a text on why there are none."""
     found = row.values
     if found is None:
         return _NO_NUMBERS
@@ -142,13 +142,13 @@ def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:
 
 
 def _has_infinity(tensor: LazyTensor) -> bool:
-    """Say whether a tensor of zeros and infinities has a positive one."""
-    step = tensor.info.dtype.swap_nbytes  # of a complex number, that of each of its two
+    """Return whether a tensor of zeros and infinities has a positive infinity."""
+    step = tensor.info.dtype.swap_nbytes  # bytes of a real number: half of a complex one
     return any(any(0 < top < 0x80 for top in piece[step - 1 :: step]) for piece in tensor.chunks(_VALUES_AT_ONCE))
 
 
 def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
-    """Return what the values of a tensor are, or why they are not looked at."""
+    """Return facts about the values of a tensor, or a text on why they are not inspected."""
     from ckptool.torch_ops import values as torch_values
 
     try:
@@ -157,14 +157,14 @@ def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
         return _NO_NUMBERS
     except SourceChanged:
         raise
-    except (FileUnavailable, UnreadableFile):  # a piece of it is missing, or is not what was said of it
+    except (FileUnavailable, UnreadableFile):  # a piece of it is missing, or is not as the index says
         return _UNREADABLE
 
 
 def is_meant(name: str, facts: ValueFacts, numel: int) -> bool:
     """
-    Say whether infinities are what a tensor is for: a mask; or the least or greatest value of no batch yet, as
-    observers keep them (``min_val``).
+    Return whether infinities of a tensor are intended: in a mask, or as the least or greatest value before the first
+    batch, as observers keep them (``min_val``).
     """
     is_extreme = not {"min", "max", "amin", "amax"}.isdisjoint(name.rpartition(".")[2].split("_"))
     return facts.only_minus_infinity_and_zero or (facts.infinite == numel and is_extreme)
@@ -178,7 +178,7 @@ def _damage(tensor: LazyTensor, facts: ValueFacts, weights: Collection[str]) -> 
 
 
 def _is_block(info: TensorInfo, start: int, nbytes: int) -> bool:
-    """Say whether zeros are a block of a disk, and not one row, or the first or last ones, which models leave empty."""
+    """Return whether zeros seem a lost block of a disk, and not one row, or first or last rows, which may be empty."""
     storage, row = info.storage, info.nbytes // (info.shape or (1,))[0]
     if storage is None or nbytes < _BLOCK or nbytes == row:
         return False
@@ -189,7 +189,7 @@ def _is_block(info: TensorInfo, start: int, nbytes: int) -> bool:
 
 
 def _trained(checkpoint: Checkpoint, roles: Collection[str]) -> set[str]:
-    """Return the names of tensors that training works on, of these roles."""
+    """Return the full names of the tensors of state dicts with these roles."""
     found = [one for one in checkpoint.state_dicts if one.role in roles]
     return {f"{one.key}.{name}" if one.key else name for one in found for name in one}
 
@@ -202,7 +202,7 @@ _HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no valu
 
 
 def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
-    """CK108: sparse tensors whose indices point beside their values. Imports nothing, and reads the indices alone."""
+    """CK108: sparse tensors whose indices are out of range. Imports nothing, and reads only the indices."""
     faults: list[str] = []
     unread: list[str] = []
     seen: set[tuple[object, ...]] = set()
@@ -252,7 +252,7 @@ def _fault(info: TensorInfo, limits: Limits) -> str | None:
 
 
 def _outside(name: str, indices: TensorInfo, bounds: tuple[int, ...], limits: Limits) -> str | None:
-    """Look for the first index that is not below the bound of its row; all rows have one where ``bounds`` has one."""
+    """Return a text about the first index that is not below the bound of its row; None if there is none."""
     row_numel = indices.numel // len(bounds) if bounds else 0
     for start, numbers in _numbers(indices, limits):
         position = 0
@@ -267,7 +267,7 @@ def _outside(name: str, indices: TensorInfo, bounds: tuple[int, ...], limits: Li
 
 
 def _not_rising(name: str, pointers: TensorInfo, most: int, places: int, limits: Limits) -> str | None:
-    """Look for the first pointer of a row that does not rise from 0 to ``most``, by at most ``places`` a step."""
+    """Return a text if the row pointers do not rise from 0 to ``most``, by at most ``places`` a step; else None."""
     width, last = pointers.shape[-1], 0
     for start, numbers in _numbers(pointers, limits):
         for position, number in enumerate(numbers, start):
@@ -280,7 +280,7 @@ def _not_rising(name: str, pointers: TensorInfo, most: int, places: int, limits:
 
 
 def _numbers(indices: TensorInfo, limits: Limits) -> Iterator[tuple[int, array[int]]]:
-    """Yield integers in row-major order, with the position of the first."""
+    """Yield integers in row-major order, in pieces, each with the position of its first."""
     code, start = _CODES.get(indices.dtype.name), 0
     if code is None or indices.storage is None:
         return  # torch takes no others
@@ -293,16 +293,16 @@ def _numbers(indices: TensorInfo, limits: Limits) -> Iterator[tuple[int, array[i
 
 
 class ValueRow(NamedTuple):
-    """What the values of a tensor, or of the tensors of a module, are like."""
+    """Statistics of the values of a tensor, or of the tensors of a module."""
 
     name: str
     tensors: int
-    """How many it is about; tied ones count once."""
+    """Number of tensors; tied ones count once."""
     dtypes: tuple[str, ...]
     shape: tuple[int, ...] | None
     """None for a module."""
     values: Statistics | None
-    """None where there are none to compute with; ``why`` says the reason."""
+    """None if nothing could be computed; ``why`` has the reason."""
     why: str | None = None
     is_lost: bool = False
     """Whether there are values, and some cannot be read: the file is damaged, or a part of it is missing."""
@@ -318,7 +318,7 @@ def stat(
     limits: Limits = DEFAULT_LIMITS,
 ) -> list[ValueRow]:
     """
-    Return what the values of each tensor are like, as ``ckptool stat`` does. Nothing runs; needs numpy, and no torch.
+    Return statistics of the values of each tensor, as ``ckptool stat``. Nothing runs; needs numpy, but not torch.
 
     ``include`` takes the names that match a glob, or one of several. With ``depth``, a row is about all tensors whose
     names share so many first components. A row whose values cannot be read says why.
@@ -326,7 +326,7 @@ def stat(
     Raises:
         AmbiguousWeights: It is an archive of several checkpoints; the hint lists them.
         MissingPackage: numpy is not installed.
-        WeightsNotFound: ``include`` is about no name.
+        WeightsNotFound: ``include`` matches no name.
         CkptoolError: The file cannot be read.
     """
     if depth is not None and depth < 0:
@@ -348,11 +348,11 @@ def statistics_of(
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[ValueRow]:
     """
-    Yield what the values of each of these tensors are like; with ``depth``, those of each module together, by so many
-    components of the names.
+    Yield statistics of the values of each of these tensors; with ``depth``, of the tensors of each module together,
+    whose name is so many components.
 
     Tensors are read one after the other, in pieces; ``progress`` is called with the bytes that were read so far, and
-    those to be read in all. Needs numpy, and no torch.
+    those to be read in all. Needs numpy, but not torch.
 
     Raises:
         MissingPackage: numpy is not installed.
@@ -397,7 +397,7 @@ def _counted(pieces: Iterable[bytes], meter: Meter) -> Iterator[bytes]:
 
 
 def _groups(tensors: Iterable[LazyTensor], depth: int | None) -> Iterator[tuple[str, list[LazyTensor]]]:
-    """Yield tensors, those of a module together, in the order in which the modules are first met."""
+    """Yield the tensors of each module, in the order of their first ones; each tensor by itself without ``depth``."""
     if depth is None:
         yield from ((tensor.name, [tensor]) for tensor in tensors)
         return

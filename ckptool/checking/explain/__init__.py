@@ -1,8 +1,8 @@
 """
 What an error message means, and what to do about it.
 
-A message tells less than the file: every hint ends at a command that looks at that, and with a file given, ``in_file``
-says what in it causes the message.
+A message says less than the file: every hint has a command that inspects the file, and if a file is given, ``in_file``
+finds what in it causes the message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Explanation", "explain"]
 
 _MOST_TEXT = 1 << 20
 _OF_LISTS = frozenset(["load-report", "missing-tensors", "adapter-keys", "lora-layers", "left-over"])
-"""Kinds of messages that say no more than the lists of names in them, where these are understood."""
+"""Kinds of messages that add nothing to the lists of names in them, if these could be parsed."""
 _CODE = re.compile(r"\bCK\d{3}\b")
 _ERROR = re.compile(r"\b([A-Z][a-z]+[A-Z]\w+): ")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m|\r(?=\n)")
@@ -35,7 +35,7 @@ _ESCAPED = re.compile(r"\\([nt\"'\\])")
 _WITHIN_LIST = re.compile(r"""(?<=['"],)\n|(?<=['"], )\n|(?<=['"])\n(?=, ?['"])""")
 _WITHIN_NAME = re.compile(r"""((?:[,:\[] ?['"]|['"](?=[\w.]))[\w.]{0,200})\n(?=[\w.]{0,200}['"])""")
 _IS_ESCAPED = re.compile(r"""\\n(?!')|\\["']""")
-"""What shows that a text is in quotes, as in logs of JSON; torch names a line break that begins a file as '\\n'."""
+"""Signs that a text was quoted, as in logs of JSON; torch writes '\\n' of a file that begins with a line break."""
 
 
 @checked()
@@ -60,7 +60,7 @@ def explain(
 
 
 def _as_printed(text: str) -> str:
-    """Return a message without colours and the escapes of a text in quotes, and with each list of names on one line."""
+    """Return a message without colours, without the escapes of a quoted text, and with each list of names on a line."""
     plain = _STYLE.sub("", text)
     if _IS_ESCAPED.search(plain):
         plain = _ESCAPED.sub(lambda one: {"n": "\n", "t": "\t"}.get(one[1], one[1]), plain)
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     part: str = ""
 
     def apply(self, text: str) -> Explanation | None:
-        """Return the explanation, if the text holds this message."""
+        """Return the explanation if the text contains this message; else None."""
         found = re.search(self.pattern, text)
         if found is None or not re.search(self.beside, text):
             return None
@@ -100,7 +100,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def _explained(text: str) -> tuple[Explanation, ...]:
-    # A terminal breaks lines anywhere, and an editor between words: then no line holds the message.
+    # Terminals break lines anywhere, and editors between words: then only the joined text contains the message.
     found = next(filter(None, map(_said, dict.fromkeys((text, text.replace("\n", ""), text.replace("\n", " "))))), [])
     found = found or list(islice(_applied(text, is_otherwise=True), 1))
     first = {one.kind: one for one in reversed(found)}
@@ -108,15 +108,15 @@ def _explained(text: str) -> tuple[Explanation, ...]:
 
 
 def _said(text: str) -> list[Explanation]:
-    """Return all that is known of a message; nothing if that is only what it may be in general."""
+    """Return all explanations of a message, but for the general ones that count if there is no other."""
     keys, found = explain_keys(text), list(_applied(text, is_otherwise=False))
-    if keys is not None and (keys.kind != "keys" or not found):  # which says least
+    if keys is not None and (keys.kind != "keys" or not found):  # the least specific kind
         found = [keys, *(one for one in found if one.kind not in _OF_LISTS)]
     return found
 
 
 def _own(text: str) -> Iterator[Explanation]:
-    """Yield what codes of findings, and classes of errors of ours, mean."""
+    """Yield explanations of the codes of findings, and of ckptool's own errors, in a text."""
     for code in dict.fromkeys(_CODE.findall(text)):
         if code in CODES:
             hint = "docs/check.md lists all codes. See where it is in a file."

@@ -1,4 +1,4 @@
-"""What in a file causes a message: one function for each kind of message whose cause a file can show."""
+"""Finds what in a file causes a message: one function for each kind of message whose cause a file can show."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _COMPONENTS: Final = {
     "a text encoder": r"(cond_stage_model|conditioner|text_encoders?|text_model)\.|encoder\.block\.",
     "a VAE": r"(first_stage_model|vae)\.|(en|de)coder\.(conv_in|mid)",
 }
-"""Of programs for pictures, and how names of their tensors begin."""
+"""Components of image generators, and how the names of their tensors begin."""
 _OTHER_FILE: Final = "It has no such entry: another file was meant, or one of another release of the code."
 _OF_DAMAGE: Final = ("zip-reader", "some-damage")
 _SAVED: Final = ("hyper_parameters", "optimizer_states", "lr_schedulers", "loops")
@@ -59,9 +59,9 @@ def look_into(
     found: tuple[Explanation, ...], text: str, origin: str | PathLike[str], limits: Limits
 ) -> tuple[Explanation, ...]:
     """
-    Return the explanations with what in the file causes the message, and with commands for that file.
+    Return the explanations with the cause of the message in the file, and with commands for that file.
 
-    Of a message that is not known, say where the names in it are; nothing if it has none.
+    For an unknown message, explain where the names in it are; return nothing if it has none.
 
     Raises:
         FileUnavailable: There is no such file, or it may not be read.
@@ -115,13 +115,13 @@ def _entry(found: StateDict) -> str:
 
 
 def _weights(checkpoint: Checkpoint) -> list[StateDict]:
-    """Return what may be weights, those that are taken for them first."""
+    """Return the state dicts that may be weights, the chosen one first."""
     found = [one for one in checkpoint.state_dicts if one.role != "optimizer"]
     return sorted(found, key=lambda one: one is not checkpoint.weights)
 
 
 def _dense(checkpoint: Checkpoint, text: str) -> Cause | None:
-    """Weights that are quantised, and the names in the message, if there are any, are of such."""
+    """The weights are quantised, and so are some of those that the message names, if it names any."""
     found, names = quantization_of(checkpoint), [*mismatched(text), *chain(*key_lists(text))]
     if found is None:
         return None
@@ -159,7 +159,7 @@ def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found:
     if changes:
         pairs = zip(found, renamed(list(found), changes) or (), strict=True)
         old, new = next(pair for pair in pairs if pair[0] != pair[1])
-        if form == "dcp":  # all is written, and only some of it has the prefix
+        if form == "dcp":  # all entries are written, and only some have the prefix
             changes = tuple(one.as_rename for one in changes)
         fact = f"{all_of}, under other names: {old!r} is {new!r}"
         return Cause(fact, why_renamed(changes), _migrate(checkpoint, form=form, key=key, renames=changes))
@@ -322,7 +322,7 @@ def _names(checkpoint: Checkpoint, _: str, *, foreign: bool = False) -> Cause | 
     """
     Names that its pickles ask for, beside those of tensors.
 
-    Where something is not installed, it is not torch's own names that are missing, if there are ``foreign`` ones.
+    ``foreign`` leaves out torch's own names, if there are others: those are not what is not installed.
     """
     names = list(dict.fromkeys(use.name for use in torch_load.asked(checkpoint) if not use.is_allowed))
     if foreign:
@@ -357,7 +357,7 @@ def _begins(checkpoint: Checkpoint, text: str) -> Cause | None:
 
 
 def _components(checkpoint: Checkpoint, text: str) -> Cause | None:
-    """Which parts of a program for pictures are in it, by the names; and how these begin."""
+    """Which components of an image generator are in it, by the names; and how these begin."""
     names = list(checkpoint.tensors)
     has = [part for part, pattern in _COMPONENTS.items() if any(re.match(pattern, name) for name in names)]
     listed = [part if part in has else part.replace("a ", "no ", 1) for part in _COMPONENTS]
@@ -443,7 +443,7 @@ def _in_pieces(checkpoint: Checkpoint, _: str) -> Cause | None:
 
 
 def _index(checkpoint: Checkpoint, _: str) -> Cause | None:
-    """The folder has an index: another one, mostly that above, was loaded."""
+    """The folder has an index: another folder, mostly its parent, was loaded."""
     if not checkpoint.traits.call.startswith("torch.distributed.checkpoint."):
         return None
     folder = checkpoint.path
@@ -492,4 +492,4 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
     ("stub", _stub),
     ("no-framework", _no_framework),
 )
-"""By kinds of messages."""
+"""Kinds of messages, and the function that finds their cause; the first one that finds a cause counts."""

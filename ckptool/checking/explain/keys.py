@@ -1,5 +1,5 @@
 """
-One message and its explanation; and lists of missing and unexpected keys in it, and what turns the one into the other.
+``Explanation`` of a message; lists of missing and unexpected keys in messages, and which renaming makes them meet.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _UNEXPECTED = re.compile(
     r"[Uu]nexpected[_ ]key(?!word)|not used when initializing|[Ll]eft ?over (?:VAE )?keys|unexpected:? (?=[\[{])"
     r"|lora key not loaded|keys that are not used by the model"
 )
-"""What lists of names begin with: torch's words, and those of transformers, diffusers, peft, vLLM and ComfyUI."""
+"""Texts before lists of names: those of torch, transformers, diffusers, peft, vLLM and ComfyUI."""
 _LINES = re.compile(
     r"(not found in the checkpoint|not used by the model):\n((?:[ \t]*[\w.]+(?:\{[\w., ]+\})?[ \t]*(?:\n|\Z))+)"
 )
-"""A name in each line, as fvcore and detectron2 list them."""
+"""A list with one name a line, as fvcore and detectron2 print it."""
 _NO_COLON = re.compile(r"(keys are missing|lora key not loaded):?\s+")
 _LIST = re.compile(r"""[^\n'"\[{]{0,200}[\[{]""")
 _CLOSED = re.compile(r"[\]}]")
 _END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
 _ROW = re.compile(r"^[ \t]*(\S(?:[^|\n]{0,1000}\S)?)[ \t]*\|[ \t]*(MISSING|UNEXPECTED|MISMATCH)\b", re.MULTILINE)
-"""Of the table that transformers prints since version 5."""
+"""A row of the table that transformers prints since version 5."""
 _BRACES = re.compile(r"\{(?:(\d{1,4})\.\.\.(\d{1,4})|([\w.]{1,99}(?:, ?[\w.]{1,99}){1,999}))\}")
 _OF_ADAPTER = re.compile(r"(?<=\.)((?:lora|hada|lokr)_\w+)\.[^.]+(?=\.weight$|$)")
-"""A name in a model that peft has put an adapter into: its name is in it, which is not in the file."""
+"""``lora_A.default`` in names of a model with an adapter of peft: the adapter's name, ``default``, is not in files."""
 _HOLDERS = (
     "state_dict",
     "model_state_dict",
@@ -53,7 +53,7 @@ _HOLDERS = (
     "teacher",
     "network",
 )
-"""Entries under which the weights of a checkpoint are, most usual first."""
+"""Names of the entry that holds the weights of a checkpoint, most usual first."""
 INSPECT = "ckptool inspect FILE"
 OWN = "The error has the next step in its attributes .hint and .command, which ckptool prints as Hint: and Run:."
 """The hint for messages of ckptool itself."""
@@ -68,16 +68,16 @@ class Explanation(NamedTuple):
     meaning: str
     hint: str | None = None
     command: str | None = None
-    """The command line that does it. Where no file was given to look into, it has FILE in place of the path."""
+    """The command line that carries out the hint. If no file was given, it has FILE in place of the path."""
     in_file: str | None = None
     """What in the file that was given causes the message; or that nothing in it does."""
 
 
 class Cause(NamedTuple):
     """
-    What in the file causes a message, and what to do about it there; None leaves the hint that is always given.
+    What in the file causes a message, and what to do about it. Without a ``hint``, that of the message is kept.
 
-    Without a hint and a command, the command is to look at the file.
+    Without both, the command is 'ckptool inspect'.
     """
 
     fact: str
@@ -86,14 +86,14 @@ class Cause(NamedTuple):
 
 
 class KeyLists(NamedTuple):
-    """The names in a message: those that the model lacks in the file, and those that it has no use for."""
+    """The names in a message: those that the file lacks, and those that the model does not expect."""
 
     missing: list[str]
     unexpected: list[str]
 
 
 def key_lists(text: str) -> KeyLists:
-    """Return the names that a message lists; none where it is another message."""
+    """Return the names that a message lists; empty lists if it lists none."""
     text = _LINES.sub(_on_one_line, _NO_COLON.sub(r"\1: ", text))
     every = ((name, kind) for found, kind in _ROW.findall(text) for name in _expanded(found))
     rows = list(islice(every, MOST_NAMES))
@@ -107,7 +107,7 @@ def key_lists(text: str) -> KeyLists:
 
 
 def mismatched(text: str) -> list[str]:
-    """Return the names of tensors that a message says to be of other sizes."""
+    """Return the names of tensors whose sizes differ, according to a message."""
     rows = (name for found, kind in _ROW.findall(text) if kind == "MISMATCH" for name in _expanded(found))
     return list(islice(dict.fromkeys([*re.findall(r"size mismatch for ([\w.]+)", text), *rows]), MOST_NAMES))
 
@@ -117,7 +117,7 @@ def _on_one_line(found: re.Match[str]) -> str:
 
 
 def without_adapter(name: str) -> str:
-    """Return what a tensor of an adapter is called in its file: there, the name that the adapter has is left out."""
+    """Return the name of an adapter's tensor in its file: it does not contain the adapter's own name."""
     return _OF_ADAPTER.sub(r"\1", name)
 
 
@@ -135,7 +135,7 @@ def _expanded(name: str) -> list[str]:
 
 
 def form_of(text: str, checkpoint: Checkpoint | None = None) -> str:
-    """Return the form that a message about names is about: torch.distributed.checkpoint has words of its own."""
+    """Return the form of checkpoint that a message about names is about; torch.distributed.checkpoint has own texts."""
     if re.search("[Mm]issing key in checkpoint|between saved torch", text):
         return "dcp"
     return "safetensors" if checkpoint is not None and checkpoint.traits.is_plain else "state_dict"
@@ -145,9 +145,10 @@ def names_meet(
     expected: Collection[str], found: Collection[str], *, every: bool = True, guesses: bool = True
 ) -> Renames | None:
     """
-    Return what has to be done to names so that nothing is missing among them; None where it is not known.
+    Return changes to the names ``found``, after which no ``expected`` one is missing; None if none are known.
 
-    Those that both have may not be among them, unless these are ``every`` name. Of one name, a guess would be chance.
+    If not ``every`` name is listed, names that both sides have may be lacking. For a single name, nothing is guessed:
+    it could match by chance.
     """
     wanted, there = dict.fromkeys(expected, ()), dict.fromkeys(found, ())
     matched = match(wanted, there)
@@ -159,7 +160,7 @@ def names_meet(
     if not guesses or len(wanted) == 1:
         return None
     guessed = guess_renames(wanted, there, every=every)
-    if not guessed:  # a message may list names in any order; then only one change for all is no chance
+    if not guessed:  # messages may list names in any order; then only a single change is no chance
         wanted, there = dict.fromkeys(sorted(wanted), ()), dict.fromkeys(sorted(there), ())
         guessed = guess_renames(wanted, there, every=every)
         guessed = guessed if len(guessed) == 1 else ()
@@ -167,13 +168,13 @@ def names_meet(
 
 
 def why_renamed(changes: Renames) -> str:
-    """Return the hint beside a command that renames: what takes only a wrapper or one prefix off is no guess."""
+    """Return the hint for a command that renames; it is conditional if the changes are guessed (``rename``)."""
     is_sure = all(change.option != "rename" for change in changes)
     return "Rename them." if is_sure else "If these are the same tensors, rename them."
 
 
 def explain_keys(text: str) -> Explanation | None:
-    """Explain lists of missing and unexpected keys by what turns the one into the other."""
+    """Return an explanation of lists of missing and unexpected keys, by how they can be made to meet; else None."""
     missing, unexpected = key_lists(text)
     if not missing and not unexpected:
         return None
@@ -215,7 +216,7 @@ def _extra_state(missing: list[str], unexpected: list[str], form: str) -> Explan
 
 
 def _is_checkpoint(missing: list[str], unexpected: list[str]) -> bool:
-    """Say whether what is unexpected are the entries of a checkpoint, and not the names of tensors."""
+    """Return whether the unexpected names are entries of a checkpoint, and not names of tensors."""
     if not unexpected or any("." in name for name in unexpected):
         return False
     usual = any(name in _HOLDERS or re.search("state_dict|optim|epoch|step|iteration", name) for name in unexpected)
@@ -241,7 +242,7 @@ def _names_after(text: str, heading: re.Pattern[str]) -> list[str]:
     names: dict[str, None] = {}
     done = 0
     for begin in heading.finditer(text):
-        if begin.start() < done:  # each part is looked at once
+        if begin.start() < done:  # each part is read once
             continue
         listed = _LIST.match(text, begin.end())
         start = listed.end() if listed else begin.end()

@@ -1,7 +1,7 @@
 """
 The names of tensors in a message, of whatever kind it is: where each is in a checkpoint or beside it, and what it is.
 
-Only names that the file has, or that can be nothing but those of tensors, count: a message is full of others.
+Only names that the file has, or that are surely names of tensors, count: a message has many other words.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from ckptool.sources.paths import command_line, is_far
 _MOST_FILES: Final = 16
 _SPLIT: Final = re.compile(r"""[\s,;:'"`()\[\]{}|=<>]+""")
 _NEXT_WORD: Final = re.compile(r"\.[A-Z][a-z]*\Z")
-"""Of a sentence that follows without a space."""
+"""The first word of a sentence that follows without a space."""
 _QUOTED: Final = re.compile(r"""['"`]([\w./-]{1,1000})['"`]""")
 _DOTTED: Final = re.compile(r"\w[\w-]*(?:\.[\w-]+)+(?:/shard_\d+_\d+)?")
 _DEEP: Final = re.compile(r"(?!self\.|torch\.|cls\.)[\w-]+\.[\w-]+\.")
-"""A name with three parts is no attribute in a line of code, mostly."""
+"""A name with three parts is seldom an attribute in a line of code."""
 _TENSOR: Final = re.compile(
     r"[._](?:(?:in_proj_|base_layer\.)?weight|bias|gamma|beta|running_(?:mean|var)|weight_[gv]|original[01]?|inv_freq"
     r"|embed(?:ding)?s|lora_\w+|lok?[hr]a?_\w+|alpha|absmax|quant_map|q?weight|qzeros|scales|g_idx|SCB|_extra_state"
     r"|\w*_(?:scale(?:_inv)?|scales|blocks|packed|shape|quantizer)|w13_\w+|w2_\w+)(?:/shard_\d+_\d+)?\Z"
 )
-"""How names end that are those of tensors, whatever message they are in."""
+"""Endings that only names of tensors have, whatever the message."""
 _MODULE: Final = re.compile(r"no module or parameter named '([^'\n]{1,1000})'")
 _FORMS: Final = (
     (r"\bqkv_proj\b", "q_proj"),
@@ -60,13 +60,13 @@ _FORMS: Final = (
         "weight",
     ),
 )
-"""What servers join of several tensors, or quantise; and the first of these in a file, or the one that is not."""
+"""Names that servers join from several tensors, or quantise; and the name of the first of these, or the plain one."""
 _LONGEST: Final = 200
 _CHUNK: Final = 1 << 22
 
 
 def where(checkpoint: Checkpoint, text: str, limits: Limits) -> Cause | None:
-    """Return where the names of a message are, and what they are there; None if it has none that say anything."""
+    """Return where the names of a message are in a checkpoint, and what they are; None if it has no such names."""
     causes = list(_Lookup(checkpoint, text, limits).causes())
     if not causes:
         return None
@@ -75,7 +75,7 @@ def where(checkpoint: Checkpoint, text: str, limits: Limits) -> Cause | None:
 
 
 def dense(checkpoint: Checkpoint, quantized: Quantization, names: Sequence[str]) -> Cause:
-    """Return that weights are quantised, with these names among them, and what makes plain ones, if that is known."""
+    """Return the cause that weights, ``names`` among them, are quantised, and the command that makes them dense."""
     plain = advice.dense(checkpoint)
     which = f"{_are(names)} of its quantised weights" if names else "its weights are quantised"
     hint = "Take a loader that knows this, or let migrate make plain weights of them (`dequantize=True`)."
@@ -83,14 +83,14 @@ def dense(checkpoint: Checkpoint, quantized: Quantization, names: Sequence[str])
 
 
 class _Lookup:
-    """The names of a message, and what a checkpoint has of them. Each rule takes those that it can say something of."""
+    """The names of a message, and what a checkpoint has for them. Each rule takes the names that it can explain."""
 
     def __init__(self, checkpoint: Checkpoint, text: str, limits: Limits) -> None:
         self.checkpoint, self.text, self.limits = checkpoint, text, limits
         head = checkpoint.weights.head if checkpoint.weights is not None else ""
         self.weights = list(checkpoint.weights or ())
         self.there = {name.removeprefix(head): name for name in checkpoint.tensors}
-        """The full name of each tensor, by that, and by what it is called in the weights."""
+        """The full name of each tensor, by itself and by its name in the weights."""
         self.there |= {name: name for name in checkpoint.tensors}
         listed = dict.fromkeys(name for names in key_lists(text) for name in names)
         for module in _MODULE.findall(text):
@@ -107,10 +107,10 @@ class _Lookup:
             or (name in sure and _TENSOR.search(f".{name}"[-_LONGEST:]))
         }
         self.rest = dict(self.named)
-        """Of which nothing was said yet."""
+        """The names that no rule has explained yet."""
 
     def causes(self) -> Iterator[Cause]:
-        """Yield what is to be said of the names, what decides most first."""
+        """Yield the causes that the rules find; rules that decide most come first."""
         rules = (
             *(self.extra_state, self.quantized, self.tied, self.same, self.respelled, self.beside),
             *(self.renamed, self.in_other_forms, self.absent),
@@ -120,7 +120,7 @@ class _Lookup:
                 yield from rule()
 
     def take(self, names: Iterable[str]) -> list[str]:
-        """Return names, as ones of which something is said now."""
+        """Remove names from ``rest``, because they are explained now, and return them."""
         taken = list(names)
         for name in taken:
             del self.rest[name]
@@ -182,7 +182,7 @@ class _Lookup:
             yield Cause(f"{heads[0]} is there{said}, but has other values than {twin.name}")
 
     def same(self) -> Iterator[Cause]:
-        """Names that are there: also in another spelling, of a wrapper, or of a model without its head."""
+        """Names that are there as they are; the loader may want another spelling, no wrapper, or a prefix."""
         same = self.take([name for name in self.rest if self.found.get(name) == name])
         if not same:
             return
@@ -225,7 +225,7 @@ class _Lookup:
                 yield Cause(f"{_are(names)} in {place}", hint, command_line(place, "inspect"))
 
     def renamed(self) -> Iterator[Cause]:
-        """Names that are there with something in front, or with less."""
+        """Names that are there with a longer or a shorter prefix."""
         others = self.take([name for name in self.rest if name in self.found])
         if not others:
             return
@@ -249,7 +249,7 @@ class _Lookup:
             yield Cause(f"{_are(names)} there in another form: {some([repr(met[name]) for name in names])}")
 
     def respelled(self) -> Iterator[Cause]:
-        """Names that are all there by another spelling."""
+        """Names that are all there in another spelling."""
         is_all = len(self.rest) == len(self.named) and self.rest.keys().isdisjoint(self.found)
         changes = names_meet(self.rest, self.weights, guesses=False) if is_all else None
         if changes:
@@ -257,7 +257,7 @@ class _Lookup:
             yield Cause(f"{_are(names)} there under other names", why_renamed(changes), self.migration(renames=changes))
 
     def absent(self) -> Iterator[Cause]:
-        """Names that are nowhere; and of what the file has only a part."""
+        """Names that are nowhere; and what the file is a part of."""
         names, part, adapter = self.take([*self.rest]), self.checkpoint.part_of, self.adapter()
         has = (
             f": it has {some(self.weights or list(self.there))}" if len(names) == len(self.named) and self.there else ""
@@ -270,7 +270,7 @@ class _Lookup:
             yield Cause(f"it is {part.what}", "Give all of them together.", command_line(part.path, "inspect"))
 
     def adapter(self) -> str | None:
-        """Return what the file is, if it is an adapter."""
+        """Return a text about the adapter that the file is; None if it is not one."""
         found = adapter_of(self.checkpoint)
         if found is None:
             return None
@@ -286,7 +286,7 @@ def _ends(name: str) -> Iterator[str]:
 
 
 def _found(named: Iterable[str], there: Collection[str]) -> dict[str, str]:
-    """Return what names are called in a file: as they are, or with something in front, or with less."""
+    """Return the names in a file of given names: the same, or with a longer or a shorter prefix."""
     wanted = dict.fromkeys(named)
     found = {name: name for name in wanted if name in there}
     wanted = {name: None for name in wanted if name not in found}
@@ -302,14 +302,14 @@ def _found(named: Iterable[str], there: Collection[str]) -> dict[str, str]:
 
 
 def _are(names: Sequence[str]) -> str:
-    """Return some names, those that differ by numbers as one, and a verb."""
+    """Return some names and a verb; names that differ only by numbers are shown as one."""
     alike = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names))
     shown = some(names) if len(alike) == len(names) else f"{len(names):,} names ({some(alike)})"
     return f"{shown} {'is' if len(names) == 1 else 'are'}"
 
 
 def _beside(checkpoint: Checkpoint) -> list[str]:
-    """Return the paths of other checkpoints in the folder; first that of all that a file is a part of."""
+    """Return the paths of other checkpoints in the folder; first the one that the file is a part of."""
     if is_far(checkpoint.path) or not os.path.exists(checkpoint.path):
         return []
     places = [checkpoint.part_of.path] if checkpoint.part_of is not None and checkpoint.part_of.path else []
