@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import isqrt, prod
 from operator import mul, sub
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -25,7 +26,7 @@ from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.source import Source
 from ckptool.tensors.dtypes import DType
 from ckptool.tensors.reading import Box as Box
-from ckptool.tensors.reading import LazyTensor, copy_box, cut_up, part_of
+from ckptool.tensors.reading import LazyTensor, copy_box, cut_up, gather, part_of
 from ckptool.tensors.tensor import MAX_RANK, StorageRef, TensorInfo, is_countable, row_major
 
 if TYPE_CHECKING:
@@ -322,6 +323,16 @@ class PiecesSource(Source):
             found.append(Extent(*under, info.nbytes, info.known_crc32, self._place(piece)))
         return found
 
+    def within(self, box: Box) -> list[Piece]:
+        """Return the pieces of what is in a box: what each has of it."""
+        found = []
+        for index, (at, sizes) in self._index().meeting(box):
+            own = self.pieces[index]
+            inside = list(map(sub, at, own.offsets))
+            opening = partial(lambda index, *box: part_of(self.info(index), *box), index, inside, sizes)
+            found.append(Piece(tuple(map(sub, at, box[0])), sizes, own.file, opening))
+        return found
+
     def _is_run(self, sizes: tuple[int, ...]) -> bool:
         """Return whether the elements of a box of these sizes are consecutive in the whole tensor."""
         axis = next((at for at, size in enumerate(sizes) if size != 1), len(sizes))
@@ -367,6 +378,9 @@ class PiecesSource(Source):
         if under is not None and self._is_run(box[1]):
             data = buffer[begin * itemsize :][: part.nbytes]
             under[0].read_into(under[1], data)
+        elif self.sums is None and part.is_plain and part.storage is not None and not part.storage.source.is_compressed:
+            gather(part, self.steps, buffer, begin)
+            return
         else:
             data = self._read(part, under)
             copy_box(data, buffer, begin, list(zip(box[1], row_major(box[1]), self.steps, strict=True)), itemsize)
@@ -503,9 +517,15 @@ def joined(
 
 def packed(info: TensorInfo, name: str = "") -> PiecesSource:
     """Return a source of a tensor's elements, packed in row-major order whatever its strides."""
-    whole = Piece((0,) * len(info.shape), info.shape, "", lambda: info)
-    cancellation = info.storage.source.cancellation if info.storage is not None else None
-    return PiecesSource(info.shape, info.dtype, [whole], cancellation, name=name)
+    source = info.storage.source if info.storage is not None else None
+    pieces: Sequence[Piece] | Callable[[], Sequence[Piece]] = [
+        Piece((0,) * len(info.shape), info.shape, "", lambda: info)
+    ]
+    if isinstance(source, PiecesSource) and info.stride == source.steps:
+        begin = (info.storage_offset // step % size for step, size in zip(source.steps, source.shape, strict=True))
+        pieces = partial(source.within, (tuple(begin), info.shape))
+    cancellation = source.cancellation if source is not None else None
+    return PiecesSource(info.shape, info.dtype, pieces, cancellation, name=name)
 
 
 class PartChecksums:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from ckptool.arguments import check_arguments
 from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
+from ckptool.sources.checksums import PIECE_NBYTES, Buffer
+from ckptool.sources.files import file_under
 from ckptool.sources.source import BytesSource, FarSource, SliceSource, Source, far_under
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major, storages_of
 
@@ -32,6 +34,10 @@ _MOST_NBYTES: Final = 1 << 26
 """Bytes of the largest span that is read in one piece to avoid many small reads."""
 _PER_READ_NBYTES: Final = 1 << 12
 """Bytes that can be copied in the time of one read."""
+_APART_NBYTES: Final = 1 << 15
+"""Unneeded bytes of a file that are read rather than skipped between two runs: reading them takes no longer."""
+_PIECE: Final = Buffer()
+"""Memory of each thread for what was read of a file and is copied at once."""
 
 
 class LazyTensor:
@@ -236,12 +242,18 @@ def _read(info: TensorInfo) -> bytes:
     if not info.numel or info.is_contiguous:
         data = storage.source.read(storage.offset + start, info.nbytes) if info.numel else b""
     else:
-        storage = in_memory(storage)
         output = bytearray(info.nbytes)
-        dims = list(zip(info.shape, info.stride, row_major(info.shape), strict=True))
-        _gather(storage.source, storage.offset + start, _merged(dims), itemsize, memoryview(output), 0)
+        gather(info._replace(storage=in_memory(storage)), row_major(info.shape), memoryview(output), 0)
         data = bytes(output)
     return _resolve(info, data)
+
+
+def gather(info: TensorInfo, steps: Sequence[int], target: memoryview, at: int) -> None:
+    """Read the stored elements of a tensor to their places in a buffer: the first one ``at``, the next by ``steps``."""
+    storage, itemsize = info.storage, info.dtype.itemsize
+    assert storage is not None  # the caller saw it
+    dims = _merged(list(zip(info.shape, info.stride, steps, strict=True)))
+    _gather(storage.source, storage.offset + info.storage_offset * itemsize, dims, itemsize, target, at)
 
 
 def _merged(dims: Dims) -> Dims:
@@ -260,19 +272,30 @@ def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memo
     Read the elements of a box to their places in a buffer; ``at`` is the place of the first one.
 
     The span that they cover is read in one piece if it is small, or mostly needed, or less work than a read for each
-    run; otherwise in slices along the dimension with the largest step.
+    run; otherwise in slices along the dimension with the largest step. Of a file, pieces are read that stay in a
+    core's cache.
     """
     count = prod(size for size, _, _ in dims)
     span = itemsize * (1 + sum((size - 1) * step for size, step, _ in dims))
     most = min(_MOST_NBYTES, _PER_READ_NBYTES * count // _run(dims))
-    if span <= max(_SPAN_NBYTES, 4 * itemsize * count, most):
+    under = file_under(source, offset)
+    if under is None and span <= max(_SPAN_NBYTES, 4 * itemsize * count, most):
         copy_box(memoryview(source.read(offset, span)), target, at, dims, itemsize)
         return
+    if under is not None and span <= PIECE_NBYTES:
+        piece = _PIECE.view[:span]
+        under[0].read_into(under[1], piece)
+        copy_box(piece, target, at, dims, itemsize)
+        return
     axis = max(range(len(dims)), key=lambda axis: dims[axis][1])
-    size, step, to = dims[axis]
-    for index in range(size):
-        inner = dims[:axis] + dims[axis + 1 :]
-        _gather(source, offset + index * step * itemsize, inner, itemsize, target, at + index * to)
+    size, step, to = dims.pop(axis)
+    within, apart = span - itemsize * (size - 1) * step, itemsize * step
+    rows = 1
+    if under is not None and within <= PIECE_NBYTES and apart - within <= _APART_NBYTES:
+        rows += (PIECE_NBYTES - within) // apart
+    for index in range(0, size, rows):
+        part = [*dims, (min(rows, size - index), step, to)]
+        _gather(source, offset + index * apart, part, itemsize, target, at + index * to)
 
 
 def _run(dims: Dims) -> int:

@@ -131,10 +131,15 @@ class TensorInfo(NamedTuple):
         return True
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the storage has the tensor's elements as they are, with any strides."""
+        swapped = self.storage is not None and self.storage.big_endian and self.dtype.swap_nbytes > 1
+        return not (self.conj or self.neg or swapped)
+
+    @property
     def is_as_stored(self) -> bool:
         """Whether the storage has the tensor's elements as they are, consecutively."""
-        swapped = self.storage is not None and self.storage.big_endian and self.dtype.swap_nbytes > 1
-        return self.is_contiguous and not (self.conj or self.neg or swapped)
+        return self.is_contiguous and self.is_plain
 
     @property
     def known_crc32(self) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import json
-import mmap
 import os
 import subprocess
 import sys
@@ -49,7 +48,6 @@ def main() -> int:
             compare("2.3 GB zip", files["zip"], given.runs, mapped=1.0),
             compare("2.3 GB legacy stream, misaligned", files["odd"], given.runs, plain=1 / 3),
             compare("2.3 GB legacy stream, aligned", files["even"], given.runs, plain=1 / 3),
-            cold("2.3 GB safetensors, not in memory", files["safetensors"], given.runs),
             fill("load_into a meta model", files["training"], "meta"),
             fill("load_into a real model", files["training"], "cpu"),
             share(files["training"]),
@@ -73,15 +71,6 @@ def compare(title: str, path: Path, runs: int, *, mapped: float | None = None, p
     ours = walls["ckptool.load"]
     bounds = {"torch.load(mmap=True)": mapped, "torch.load": plain}
     checks = [at_most(f"time {{:.3f}} of {peer}", ours / walls[peer], most) for peer, most in bounds.items() if most]
-    return report(f"{title}: {path.stat().st_size:,} bytes", rows, checks)
-
-
-def cold(title: str, path: Path, runs: int) -> bool:
-    work = {name: lambda name=name: child("cold", path, name) for name in ("ckptool.load", "load_file")}
-    seconds = {name: min(found) for name, found in in_turn(work, runs).items()}
-    ratio = seconds["ckptool.load"] / seconds["load_file"]
-    rows = {name: f"{cpu:8.3f} s of CPU" for name, cpu in seconds.items()}
-    checks = [at_most("time of CPU {:.2f} of load_file, until the last page is touched", ratio, 1.1)]
     return report(f"{title}: {path.stat().st_size:,} bytes", rows, checks)
 
 
@@ -172,21 +161,6 @@ def time_loads(path: str, runs: str) -> dict[str, float]:
     return {name: min(found) for name, found in in_turn(work, int(runs)).items()}
 
 
-def time_cold(path: str, name: str) -> float:
-    """Return the processor time of a load, and of touching each page, where none of the file is in memory."""
-    import torch
-    from safetensors.torch import load_file
-
-    loader = {**loaders(path), "load_file": lambda: load_file(path)}[name]
-    with Path(path).open("rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    started = time.process_time()
-    for tensor in loader().values():
-        tensor.view(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()
-    return time.process_time() - started
-
-
 def own_status(field: str) -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
@@ -268,7 +242,6 @@ TASKS: dict[str, Callable[..., Any]] = {
     "make": make,
     "time": time_loads,
     "first": time_first,
-    "cold": time_cold,
     "fill": fill_with_ckptool,
     "fill_with_torch": fill_with_torch,
     "share": share_between_workers,

@@ -59,22 +59,27 @@ def test_a_rank_gets_what_torch_would_cut(
     assert columns.untyped_storage().nbytes() == columns.nbytes
 
 
-def test_a_rank_of_four_reads_a_quarter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {f"{number}.w": torch.randn(512, 512) for number in range(4)}
-    torch.save(rows, tmp_path / "x.pth")
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "folder"])
+@pytest.mark.parametrize("dim", [0, 1])  # along the second, a rank has a run of each expert in the stack
+def test_a_rank_of_four_reads_a_quarter(name: str, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = {f"{number}.w": torch.randn(16, 256, 128) for number in range(4)}
+    path = tmp_path / name
+    ckptool.save(stacks, path, **({"form": "dcp"} if name == "folder" else {}))
     read: list[int] = []
-    preadv = files.os.preadv
+    for call, size in (("preadv", int), ("pread", len)):
+        given = getattr(files.os, call)
 
-    def counted(*arguments: Any) -> int:
-        read.append(preadv(*arguments))
-        return read[-1]
+        def counted(*arguments: Any, given: Any = given, size: Any = size) -> Any:
+            found = given(*arguments)
+            read.append(size(found))
+            return found
 
-    monkeypatch.setattr(files.os, "preadv", counted)
-    shares = [ckptool.load(tmp_path / "x.pth", shard={"*": (0, rank, 4)}, mmap=False) for rank in range(4)]
+        monkeypatch.setattr(files.os, call, counted)
+    shares = [ckptool.load(path, shard={"*": (dim, rank, 4)}, mmap=False) for rank in range(4)]
 
-    assert sum(read) == pytest.approx(4 << 20, rel=0.05)  # all of them together read the file once
-    assert_same({name: torch.cat([one[name] for one in shares]) for name in rows}, rows)
-    assert ckptool.predict_memory(tmp_path / "x.pth", mmap=False, shard={"*": (0, 1, 4)}).host_nbytes == 1 << 20
+    assert sum(read) == pytest.approx(8 << 20, rel=0.15)  # together they read all once, and each the index
+    assert_same({name: torch.cat([one[name] for one in shares], dim) for name in stacks}, stacks)
+    assert ckptool.predict_memory(path, mmap=False, shard={"*": (dim, 1, 4)}).host_nbytes == 2 << 20
 
 
 def test_pieces_of_a_folder_are_cut_too(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
