@@ -1,1 +1,1 @@
-"""What torch computes, and in ``statistics`` numpy alone. Both are imported when a function needs them."""
+"""Computations with torch, or with numpy alone, as in ``statistics``. Both are imported when a function needs them."""

@@ -1,5 +1,5 @@
 """
-The accelerators that torch has here, each by what its own module can do and never by its name.
+The accelerators that torch has here, each used by what its module in torch can do.
 
 `torch.cuda` has streams, events, and numbers of free memory; `torch.mps` has one queue for everybody; other modules
 have some of these. Where one is missing, the safe way is taken: all work is waited for, and copies are plain.
@@ -25,7 +25,7 @@ class Accelerator(NamedTuple):
 
     @property
     def is_started(self) -> bool:
-        """Whether it was used in this process: only then is there work to wait for. To ask does not start it."""
+        """Whether it was used in this process: only then is there work to wait for. Asking does not start it."""
         is_initialized = getattr(self.api, "is_initialized", None)
         return True if is_initialized is None else bool(is_initialized())
 
@@ -46,22 +46,22 @@ class Accelerator(NamedTuple):
         return int(self._call("is_available", default=True) and self._call("device_count", default=1))
 
     def name(self, index: int) -> str:
-        """Return what its maker calls a device."""
+        """Return the product name of a device."""
         return "Apple GPU" if self.is_single else str(self._call("get_device_name", index, default=self.kind))
 
     def memory(self, index: int) -> tuple[int | None, int | None]:
-        """Return the free and the whole memory of a device in bytes, each None where it is not known."""
+        """Return the free and the total memory of a device in bytes, each None if it is not known."""
         if self.is_single:
             total = int(self.api.recommended_max_memory())
             return total - int(self.api.driver_allocated_memory()), total
         found = self._call("mem_get_info", index, default=None)
-        if found is None:  # a device that is full to the last byte has a size all the same
+        if found is None:  # a full device does not answer this, but has a size
             properties = self._call("get_device_properties", index, default=None)
             return None, getattr(properties, "total_memory", None)
         return int(found[0]), int(found[1])
 
     def room(self, device: torch.device) -> int | None:
-        """Return how many bytes can be allocated: free ones, and those that torch keeps for the next tensors."""
+        """Return how many bytes can be allocated, those that torch keeps for new tensors too; None if not known."""
         index = device.index or 0
         free = self.memory(index)[0]
         reserved, used = (self._call(f"memory_{what}", index, default=0) for what in ("reserved", "allocated"))
@@ -75,7 +75,7 @@ class Accelerator(NamedTuple):
             return default
 
     def streams(self) -> list[Any]:
-        """Return this thread's streams: of other devices where it set one, then that of its current device."""
+        """Return this thread's streams: of other devices if it has set one there, then that of its current device."""
         current = self.api.current_stream()
         count = self.device_count()
         here = self.api.current_device() if count > 1 else 0
@@ -112,18 +112,18 @@ class Accelerator(NamedTuple):
 
 
 def accelerators() -> list[Accelerator]:
-    """Return the kinds that this torch has modules for; whether there is such a device is another question."""
+    """Return the kinds that this torch has modules for, whether or not there is such a device."""
     kinds = dict.fromkeys((*_OF_TORCH, torch._C._get_privateuse1_backend_name()))
     return [found for found in map(accelerator, kinds) if found is not None]
 
 
 def of_extension() -> str | None:
-    """Return what the extension that added a device calls it; None where none did."""
+    """Return the name of the kind of device that an extension added to torch; None if none did."""
     name = torch._C._get_privateuse1_backend_name()
     return None if name == "privateuseone" else name
 
 
 def accelerator(kind: str) -> Accelerator | None:
-    """Return what torch has for a kind of device, ``cuda``; None for the host's, and where it has no module."""
+    """Return the accelerator of a kind, as ``cuda``; None for ``cpu``, ``meta``, and those torch has no module for."""
     api = None if kind in _HOSTS else getattr(torch, kind, None)
     return None if api is None else Accelerator(kind, api)

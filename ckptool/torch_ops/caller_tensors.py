@@ -1,4 +1,4 @@
-"""Tensors that a caller holds → ``TensorInfo``: their bytes stay where they are, and are copied while they are read."""
+"""Makes ``TensorInfo`` of a caller's tensors: their bytes stay where they are, and are copied while they are read."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class StorageSource(Source):
 
 
 class CallerTensors:
-    """Says of tensors what a file would say. Those that share a storage, or are one array, share it here, too."""
+    """Makes the facts of tensors that a file would have. Those with one storage, or array, share it here, too."""
 
     def __init__(self) -> None:
         self._storages: dict[tuple[object, ...], StorageRef] = {}
-        self._kept: list[object] = []  # ids and addresses are compared: they must not be used again
+        self._kept: list[object] = []  # keeps arrays alive, so that their ids stay unique
 
     def info(self, name: str, value: object, location: str | None = None) -> TensorInfo | None:
         """
@@ -88,7 +88,7 @@ class CallerTensors:
         known = self._storages.get(place)
         if known is None:
             known = StorageRef(name, location, place[2], StorageSource(storage), 0)
-            if storage.data_ptr():  # what is empty has no memory to share
+            if storage.data_ptr():  # empty storages have no memory to share
                 self._storages[place] = known
         info = TensorInfo(dtype, shape, tensor.stride(), int(tensor.storage_offset()), known, location)
         info = info._replace(conj=tensor.is_conj(), neg=tensor.is_neg())

@@ -1,11 +1,11 @@
 """
-What quantised weights stand for: each function yields the values of one weight in row-major order, as float32.
+Dequantises weights: each function yields the values of one weight in row-major order, as float32.
 
 Each does what the library that wrote the layout does, in its order, so that results are equal bit by bit after one
-rounding to the type that is wanted. A product of a code of up to 8 bits and a scale of 16 bits is exact in float32. So
-it does not matter that some libraries compute in the type of the scale.
+rounding to the requested type. A product of a code of up to 8 bits and a scale of 16 bits is exact in float32. So it
+does not matter that some libraries compute in the type of the scale.
 
-Only some rows are computed at a time. What is packed is in memory as a whole.
+Only some rows are computed at a time. The packed weight is in memory as a whole.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Codes: TypeAlias = "Callable[[int, int], torch.Tensor]"
 _FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers of E2M1, by their bits."""
 _FP6: Final = (*(one / 8 for one in range(8)), *((8 + one) * 2.0**power for power in (-3, -2, -1) for one in range(8)))
-"""Those of E2M3 without their sign, which is the highest bit."""
+"""The numbers of E2M3 by their bits, without the sign, which is the highest bit."""
 _AWQ_ORDER: Final = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
-"""Where in a word each of the columns is that it holds, by the bits of one."""
+"""By the bits of a number: where in a word each of its columns is."""
 _OF_127: Final = 7.874015718698502e-3
-"""What bitsandbytes multiplies by in place of a division by 127."""
+"""The factor that bitsandbytes uses in place of a division by 127."""
 
 
 def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator[bytes]:
@@ -41,7 +41,7 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
     Yield the bytes of values in a type, rounded as torch rounds.
 
     Raises:
-        MigrationRefused: Some are finite, and too large for it; unless they are to ``saturate``.
+        MigrationRefused: Finite values are too large for the type, and ``saturate`` is False.
     """
     import torch
 
@@ -61,14 +61,14 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
 
 
 def turned_round(values: Values, columns: int) -> Values:
-    """Yield a matrix of so many columns the other way round: the whole of it is in memory."""
+    """Yield the transpose of a matrix with so many columns; all of it is in memory."""
     import torch
 
     yield torch.cat([one.reshape(-1) for one in values]).reshape(-1, columns).T
 
 
 def plain(parts: Parts, facts: Facts) -> Values:
-    """Yield floats or integers times their scale: of the tensor, a row, or a block of it."""
+    """Yield floats or integers times the scale of the tensor, of their row, or of their block."""
     import torch
 
     values = parts["values"]
@@ -125,7 +125,7 @@ def packed_floats(parts: Parts, facts: Facts) -> Values:
 
 
 def experts(parts: Parts, facts: Facts) -> Values:
-    """Yield blocks of floats of 4 bits of several matrices, each turned round (MXFP4 of gpt-oss)."""
+    """Yield blocks of floats of 4 bits of several matrices, each transposed (MXFP4 of gpt-oss)."""
     import torch
 
     table = torch.tensor(_FP4)
@@ -140,7 +140,7 @@ def experts(parts: Parts, facts: Facts) -> Values:
 
 
 def four_bits(parts: Parts, facts: Facts) -> Values:
-    """Yield places in a table of 16 numbers, the upper bits first, times the largest of a block (bitsandbytes)."""
+    """Yield numbers of a table by codes of 4 bits, upper bits first, times the largest of a block (bitsandbytes)."""
     import torch
 
     data, table, largest = parts["values"].reshape(-1).view(torch.uint8), parts["table"].float(), parts["scale"]
@@ -162,20 +162,20 @@ def four_bits(parts: Parts, facts: Facts) -> Values:
 
 
 def eight_bits(parts: Parts, _: Facts) -> Values:
-    """Yield integers times the largest of their row, by 127 (bitsandbytes)."""
+    """Yield integers times the largest of their row, divided by 127 (bitsandbytes)."""
     values, largest = parts["values"], parts["scale"].float().reshape(-1, 1)
     for start, end in _steps(*values.shape):
         yield values[start:end].float() * largest[start:end] * _OF_127
 
 
 def along_inputs(parts: Parts, facts: Facts) -> Values:
-    """Yield integers that are packed along the inputs; the matrix is turned round, and its zeros packed (GPTQ)."""
+    """Yield integers that are packed along the inputs; the matrix is transposed, its zero points packed (GPTQ)."""
     import torch
 
     bits, words = facts["bits"], parts["values"].T.contiguous()
     outputs, inputs = len(words), facts["columns"]
     scale = parts["scale"].T.contiguous()
-    zero = _unpacked(parts["zero"], bits, outputs) + facts["zero_offset"]  # 0 less 1 was written as the largest
+    zero = _unpacked(parts["zero"], bits, outputs) + facts["zero_offset"]  # 0 - 1 was written as the largest number
     zero = (zero & ((1 << bits) - 1)).float().T.contiguous()
     groups = _order(parts["groups"], scale.shape[-1]) if "groups" in parts else None
     if groups is None:
@@ -188,7 +188,7 @@ def along_inputs(parts: Parts, facts: Facts) -> Values:
 
 
 def along_outputs(parts: Parts, facts: Facts) -> Values:
-    """Yield integers that are packed along the outputs, in an order of their own, turned round (AWQ)."""
+    """Yield integers that are packed along the outputs in an order of AWQ's own, transposed."""
     import torch
 
     bits, many = facts["bits"], 32 // facts["bits"]
@@ -226,12 +226,12 @@ def _scaled(
     factors: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Values:
     """
-    Yield codes, less their zeros, times their scales.
+    Yield codes, minus their zero points, times their scales.
 
-    ``codes`` gives some rows, as a tensor of its own. A scale is for ``row_block`` rows and ``column_block`` columns,
-    of which the last may be fewer; ``groups`` say instead which column of the scales each column has. There may be
-    several matrices, one below the other, each of so many ``rows``, with so many ``scale_rows``. ``factors`` makes
-    float32 of scales, if it is not ``_factors``.
+    ``codes(start, end)`` returns rows as a new tensor. A scale is for ``row_block`` rows and ``column_block`` columns,
+    and the last block may be smaller; ``groups``, if given, is the column of ``scale`` for each column instead. There
+    may be several matrices, one below the other, each of so many ``rows``, with so many ``scale_rows``. ``factors``
+    converts scales to float32, in place of ``_factors``.
     """
     needed()
     rows, columns = shape
@@ -262,9 +262,9 @@ def _scaled(
 
 def _steps(rows: int, columns: int, height: int = 1, block: int = 1, least: int = 1) -> Iterator[tuple[int, int]]:
     """
-    Yield runs of rows, each with few enough elements for one thread of torch.
+    Yield the start and end of runs of rows, each with few enough elements for one thread of torch.
 
-    None goes from one ``block`` of rows of a matrix of some ``height`` into the next, if these are more than one row.
+    If a ``block`` is more than one row, no run goes beyond it, or beyond a matrix of ``height`` rows.
     """
     many, start = max(least, BLOCK_NUMEL // max(columns, 1) // least * least), 0
     while start < rows:
@@ -275,7 +275,7 @@ def _steps(rows: int, columns: int, height: int = 1, block: int = 1, least: int 
 
 
 def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Return so many numbers of each row of words of 32 bits: one stream from the lowest bit on."""
+    """Return ``count`` numbers from each row of words of 32 bits: one stream of bits from the lowest one on."""
     import torch
 
     if 32 % bits == 0:
@@ -291,10 +291,10 @@ def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
 def _order(groups: torch.Tensor, count: int) -> torch.Tensor | None:
     """
-    Return which group each column is in; None if nothing is said of any.
+    Return the group of each column; None if all are -1, that is, not given.
 
     Raises:
-        MalformedFile: A column is in no group.
+        MalformedFile: A column is in a group that does not exist.
     """
     found = groups.long()
     if bool((found == -1).all()):
@@ -306,12 +306,12 @@ def _order(groups: torch.Tensor, count: int) -> torch.Tensor | None:
 
 
 def _looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return numbers of a table by their places, in one dimension: on one thread, as ``table[index]`` is not."""
+    """Return entries of a table by their indices, flat; unlike ``table[index]``, this runs on one thread."""
     return table.reshape(-1).index_select(0, index.reshape(-1).int())
 
 
 def _factors(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales as float32; those of bytes are exponents of two, of which the last is no number."""
+    """Return scales as float32; bytes are exponents of two, of which 255 is NaN."""
     import torch
 
     if scale.dtype not in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)):

@@ -1,6 +1,5 @@
 """
-How devices are written, those of torch's own without it; which torch can compute on here, and why CUDA is not among
-them where it is missing.
+Devices: how their tags are written, which ones torch can compute on here, and why CUDA is missing, if it is.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ class DeviceReport:
 
 def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
     """
-    Ask torch for every device, and for the reason where CUDA is missing.
+    Return every device that torch has here, and the reason if CUDA is missing.
 
-    ``cuda_visible_devices`` is the environment variable's value, which only explains: torch has obeyed it
+    ``cuda_visible_devices`` is the environment variable's value, used only for the reason: torch has obeyed it
     already. Free memory is known only after CUDA is initialised, so this initialises it on every device.
 
     Raises:
@@ -135,7 +134,7 @@ def cuda_missing(visible: str | None = None) -> CudaMissing | None:
 
 
 def _failed_start(visible: str | None) -> CudaMissing:
-    """Start CUDA for the sake of its error: only that tells the remaining reasons apart."""
+    """Start CUDA for its error message: only that tells the remaining reasons apart."""
     import torch
 
     reason = "no CUDA device answers"
@@ -168,7 +167,7 @@ def _failed_start(visible: str | None) -> CudaMissing:
 
 def device_tag(text: str) -> str:
     """
-    Return a device as torch writes it, ``cuda:0`` for ``CUDA:0``; that of an extension as it is called in torch here.
+    Return the tag of a device as torch writes it, ``cuda:0`` for ``CUDA:0``; also of an extension of torch here.
 
     Raises:
         MigrationRefused: It is not one; the hint says what may have been meant, or which there are.
@@ -186,7 +185,7 @@ def device_tag(text: str) -> str:
             needed()
             from ckptool.torch_ops.accelerators import of_extension
 
-            here = of_extension()  # to import torch loads it
+            here = of_extension()  # importing torch loads it
             which = f"an extension of torch here adds {here}" if here else "no extension of torch here adds another"
         except MissingPackage:
             here, which = None, "what extensions of torch add is known only where torch is"
@@ -200,7 +199,7 @@ def device_tag(text: str) -> str:
 
 def device_there(text: str) -> str:
     """
-    Return a device of another machine, which may have an extension of torch that adds it.
+    Return the tag of a device of another machine, which may have other extensions of torch.
 
     Raises:
         MigrationRefused: It is not one, or reads like a misspelt one of torch's own.
@@ -212,7 +211,7 @@ def device_there(text: str) -> str:
 
 
 def device_meant(text: str) -> str | None:
-    """Return the device of torch's own that a text means, or None."""
+    """Return the tag of torch's own device that a text means, or None."""
     match = _DEVICE.fullmatch(text)
     kind, number = (match[1].lower(), match[2]) if match else ("", "")
     kind = "cuda" if kind == "gpu" else kind

@@ -1,8 +1,8 @@
 """
-By how much the elements of two tensors differ, and how alike they are as vectors: with numpy, in float64.
+Computes by how much the elements of two tensors differ, and how alike they are as vectors: with numpy, in float64.
 
-Without numpy, which elements differ is known. It is imported inside the functions, so that importing this module costs
-nothing.
+Without numpy, only the elements that differ are known. It is imported inside the functions, so that importing this
+module costs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 BLOCK_NUMEL: Final = 1 << 14
-"""Elements that are widened at a time: what stays in a core's cache as float64."""
+"""Elements that are widened at a time: as float64, they stay in a core's cache."""
 _CHUNK_NUMEL: Final = 1 << 18
 _INTEGERS: Final = {one.name: one.numpy for one in DTYPES if one.numpy and one.numpy[0] in "iu"}
 _FLOATS: Final = {one.name for one in DTYPES if "float" in one.name or "complex" in one.name} - {FLOAT4, "bcomplex32"}
@@ -41,7 +41,7 @@ class Tolerance(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How two runs of elements differ; positions count from the first of them."""
+    """How two runs of elements differ; ``at`` and ``rel_at`` are indices in the runs."""
 
     differing: int
     nan: int = 0
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
     rel_at: int = 0
 
     def joined(self, before: Difference | None) -> Difference:
-        """Return the difference of these elements and of others before them together."""
+        """Return the difference of these elements together with those before them."""
         if before is None:
             return self
         larger = self if (self.max_abs or 0) > (before.max_abs or 0) else before
@@ -63,14 +63,14 @@ class Difference(NamedTuple):
 
 
 def comparable(a_type: str, b_type: str) -> bool:
-    """Say whether values of two types can be compared with each other."""
+    """Return whether values of two types can be compared with each other."""
     return {a_type, b_type} <= _INTEGERS.keys() | _FLOATS
 
 
 def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance | None) -> Difference | None:
     """
-    Return how two packed runs of as many elements differ; None if all are the same, bit for bit or, of two types, as
-    numbers.
+    Return how two packed runs of equally many elements differ; None if all are the same, bit for bit or, of two types,
+    as numbers.
 
     Values are widened to float64 or complex128; integers are compared as integers. A tolerance is for floating values:
     integers must be equal.
@@ -95,7 +95,7 @@ def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance |
 
 
 def _bits(name: str) -> str:
-    """Return the type of numpy for elements of a type as they are, bit for bit."""
+    """Return the type of numpy that holds the bits of an element."""
     nbytes = BY_NAME[name].itemsize
     return f"u{nbytes}" if nbytes <= 8 else f"V{nbytes}"
 
@@ -103,7 +103,7 @@ def _bits(name: str) -> str:
 def _compare(
     a: NDArray[Any], a_type: str, b: NDArray[Any], b_type: str, tolerance: Tolerance | None
 ) -> Difference | None:
-    """Compare elements, given bit for bit; those of one type all differ."""
+    """Compare elements, given as their bits; if they are of one type, all of them differ."""
     np = needed("numpy")
     left, right = _wide(a, a_type), _wide(b, b_type)
     if left.dtype == right.dtype and left.dtype.kind in "iu":
@@ -133,7 +133,7 @@ def _compare(
 
 
 def _wide(bits: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return elements as integers or floats of 64 bits, or as complex128; only what may be larger is unsigned."""
+    """Return elements as integers or floats of 64 bits, or as complex128; only uint64 stays unsigned."""
     if name in _INTEGERS:
         values = bits.view(_INTEGERS[name])
         return values if name == "uint64" else values.astype("i8")
@@ -142,7 +142,7 @@ def _wide(bits: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _other_integers(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
-    """Say where one is an integer that the other is not, though float64 has one number for both: beyond 2**53."""
+    """Return where two elements are different integers that are equal as float64, beyond 2**53."""
     np = needed("numpy")
     found: NDArray[Any] = np.zeros(len(left), dtype=bool)
     if "c" not in left.dtype.kind + right.dtype.kind and not left.dtype.kind == right.dtype.kind == "f":
@@ -166,7 +166,7 @@ def _compare_integers(left: NDArray[Any], right: NDArray[Any], *, boolean: bool)
 
 
 def compare_bits(a: bytes, b: bytes, itemsize: int) -> Difference | None:
-    """Return how many elements of ``itemsize`` bytes differ, and where first, but not by how much. Needs no numpy."""
+    """Return how many elements of ``itemsize`` bytes differ, and the first of them. Needs no numpy."""
     code = CODES.get(itemsize, "B")
     left, right = memoryview(a).cast(code), memoryview(b).cast(code)
     differ = list(map(ne, left, right))
@@ -179,7 +179,7 @@ def compare_bits(a: bytes, b: bytes, itemsize: int) -> Difference | None:
 
 
 def differ(a: LazyTensor, b: LazyTensor) -> bool:
-    """Say whether two tensors of one shape have different values; not where these are not known, or no plain bytes."""
+    """Return whether two tensors of one shape have different values; False if these are unknown, or not plain bytes."""
     if identity(a.info) == identity(b.info):
         return False
     if a.dtype != b.dtype and not comparable(a.dtype, b.dtype):
@@ -200,9 +200,9 @@ class Likeness(NamedTuple):
 
     name: str
     cosine: float | None
-    """Of the angle between the two as vectors; None where one of them is zero."""
+    """The cosine of the angle between the two as vectors; None if one of them is zero."""
     relative: float | None
-    """The norm of their difference, as a share of that of B; None where B is zero."""
+    """The norm of their difference, as a share of that of B; None if B is zero."""
     norm_a: float | None
     norm_b: float | None
     left_out: int
@@ -211,7 +211,7 @@ class Likeness(NamedTuple):
 
 def likeness(name: str, pieces: Iterable[tuple[bytes, bytes]], a_type: str, b_type: str) -> Likeness:
     """
-    Return how alike two tensors are, given in packed, little-endian pieces of as many elements of one as of the other.
+    Return how alike two tensors are, given as pairs of packed, little-endian pieces of equally many elements.
 
     Raises:
         MissingPackage: numpy is not installed.

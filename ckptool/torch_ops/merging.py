@@ -1,7 +1,7 @@
 """
-Weights with what an adapter adds to them, and averages of weights.
+Computes merged weights: what an adapter adds to a weight, and averages of weights.
 
-What is added is computed as peft does it on a CPU: in float32, with one rounding to the type of the weight.
+An adapter is added as peft does it on a CPU: in float32, with one rounding to the type of the weight.
 https://github.com/huggingface/peft; src/peft/tuners/lora/layer.py, variants.py
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PIECE_NUMEL: Final = 1 << 20
 _TOGETHER: Final = 192
-"""A multiple of the rows that the kernels of MKL and OpenBLAS compute at a time."""
+"""A multiple of the number of rows that the kernels of MKL and OpenBLAS compute at a time."""
 
 
 def add_low_rank(
@@ -34,10 +34,10 @@ def add_low_rank(
     is_embedding: bool,
 ) -> torch.Tensor:
     """
-    Return a weight with ``scale`` times the product of two matrices added, or two kernels; it may be changed itself.
+    Return a weight plus ``scale`` times the product of two matrices, or of two kernels; ``weight`` may be changed.
 
-    ``down`` is [rank, inputs, …], ``up`` [outputs, rank, …]. The product is turned round where ``is_turned``. With a
-    ``magnitude``, each row of the sum gets this length (DoRA).
+    ``down`` is [rank, inputs, …], ``up`` [outputs, rank, …]. If ``is_turned``, the product is transposed. With a
+    ``magnitude``, each row of the sum (or column, if ``is_turned``) gets this length (DoRA).
     """
     import torch
 
@@ -47,7 +47,7 @@ def add_low_rank(
         convolve = getattr(torch.nn.functional, f"conv{down.ndim - 2}d")
         kernel = (convolve(down.transpose(0, 1), up).transpose(0, 1) * scale).flatten(1)
     rows, down, up = weight.flatten(1), down.flatten(1), up.flatten(1)
-    is_whole = is_turned and magnitude is not None  # the lengths are those of columns
+    is_whole = is_turned and magnitude is not None  # lengths of columns need all rows
     for start, end in [(0, len(rows))] if is_whole else _runs(*rows.shape):
         some = rows[start:end]
         if kernel is not None:
@@ -69,10 +69,10 @@ def add_low_rank(
 
 def _runs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """
-    Yield runs of rows, of a few megabytes.
+    Yield the start and end of runs of rows, of a few megabytes.
 
-    Each has a multiple of what kernels for products take together, as the last may not: so that sums are made in the
-    order in which they are in the product of all.
+    All but the last have a multiple of the rows that kernels compute at a time. So each sum is made in the same order
+    as in the product of all rows.
     """
     step = max(_PIECE_NUMEL // max(columns, 1) // _TOGETHER, 1) * _TOGETHER
     starts = range(0, max(rows - step, 0) + 1, step)
@@ -80,7 +80,7 @@ def _runs(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def own(tensor: LazyTensor) -> torch.Tensor:
-    """Return a tensor that shares memory with no other, in row-major order."""
+    """Return a tensor of a file as a torch.Tensor in row-major order, which shares memory with no other."""
     return tensor.torch().detach().contiguous()
 
 
@@ -96,7 +96,7 @@ def bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 def average(pieces: Sequence[bytes], types: Sequence[str], shares: Sequence[float]) -> bytes:
-    """Return the sum of packed elements, each times its share, in float64 and rounded once to the first type."""
+    """Return the sum of packed tensors, each times its share: made in float64, and rounded once to the first type."""
     needed()
     import torch
 

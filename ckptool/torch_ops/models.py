@@ -1,4 +1,4 @@
-"""Models whose class the *user* names, of a module or of a file: built, filled, saved whole."""
+"""Builds, fills and saves models whose class the *user* names, in a module or a file."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _HINT: Final = (
 _LACKING: Final = re.compile(r"missing \d+ required (?:positional|keyword-only) argument")
 _KINDS: Final = "Build the model with tensors of the file's kind, with `model_arguments=`."
 _CODES: Final = {"bool", *TYPES} - CASTABLE
-"""Types of which a matrix is no parameter of floats."""
-_TURN = RLock()  # sys.path and sys.modules are every thread's
+"""Types of matrices that cannot be parameters of floats."""
+_TURN = RLock()  # all threads share sys.path and sys.modules
 _IMPORTED: dict[str, dict[str, ModuleType]] = {}
-"""The modules that were imported from a folder which is not on Python's path, by that folder."""
+"""Modules that were imported from folders which are not on Python's path, by folder."""
 
 
 def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str, LazyTensor], path: str) -> None:
@@ -110,7 +110,7 @@ def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mappin
 
 
 def kinds_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return why a model does not take what a file has for its tensors, by the same names, though their shapes fit."""
+    """Return why a model's tensors do not take those of a file with the same names, though their shapes fit."""
     import torch
 
     pairs = {name: (tensors[name], place) for name, place in places.items() if name in tensors}
@@ -139,7 +139,7 @@ def why_unlike(info: TensorInfo, tensor: torch.Tensor) -> str | None:
 
 
 def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> str | None:
-    """Say which matrices of integers, codes as it seems, would go into parameters of floats; None if none would."""
+    """Return a text about integer matrices, which seem quantised, for parameters of floats; None if there are none."""
     import torch
 
     floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
@@ -149,7 +149,7 @@ def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
 
 
 def values_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
-    """Return pairs of names that a model has for one tensor, and for which a file has two values."""
+    """Return pairs of names that a model ties, but for which a file has different values."""
     first: dict[int, str] = {}
     pairs = [(first.setdefault(id(place), name), name) for name, place in places.items() if name in tensors]
     return [pair for pair in pairs if differ(*(tensors[name] for name in pair))]
@@ -157,13 +157,13 @@ def values_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.T
 
 @contextmanager
 def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
-    """Give a block the model that the user names, where its class can be found by name."""
+    """Yield the model that the user names; within the block, its class can be found by name."""
     import torch
 
     with ExitStack() as stack:
         try:
             model = stack.enter_context(user_class(spec))(**arguments)
-        except (Exception, SystemExit) as error:  # the user's own code raises what it likes
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             reason = f"{type(error).__name__}: {error}"
             lacking = re.findall(r"'(\w+)'", str(error)) if _LACKING.search(str(error)) else []
             hint = f"Give {', '.join(lacking)} with `model_arguments=`." if lacking else _HINT
@@ -197,7 +197,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
-    """Return the shapes of a model's tensors; of those that have none yet, one that is equal to all."""
+    """Return the shapes of a model's tensors; for lazy ones, which have none yet, one that is equal to all."""
     import torch
 
     is_lazy = torch.nn.parameter.is_lazy
@@ -206,7 +206,7 @@ def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
 
 class _Place(NamedTuple):
     folder: str
-    """What has to be in front of Python's path."""
+    """The folder that has to be first on Python's path."""
     module: str
     name: str
     is_file: bool = False
@@ -215,10 +215,10 @@ class _Place(NamedTuple):
 @contextmanager
 def user_class(spec: str) -> Iterator[Any]:
     """
-    Give a block the class of ``package.module:Class`` or ``path/to/file.py:Class``.
+    Yield the class of ``package.module:Class`` or ``path/to/file.py:Class``.
 
-    The current folder, or the file's (its package's), is in front of Python's path in the block, so modules beside it
-    are found. After the block, what was imported from there is set aside: another folder may have the same names.
+    The current folder, or the file's (its package's), is first on Python's path in the block, so modules beside it are
+    found. After the block, modules from there are set aside: another folder may have modules of the same names.
 
     Raises:
         Exception: There is no such module, file or class; or whatever the module raises while it is imported.
@@ -278,10 +278,10 @@ def _in_front(place: _Place) -> Iterator[None]:
 
 def _modules_of_another_file(place: _Place) -> dict[str, ModuleType]:
     """
-    Return the modules that stand where those of a folder are to be: a ``model`` that came from another.
+    Return the imported modules that hide those of a folder: a ``model`` that came from another folder.
 
     Raises:
-        ImportError: A file has the name of a module that is installed, or Python's own: others may need that.
+        ImportError: The file has the name of an installed module, or of Python's own: others may need that.
     """
     files = os.listdir(place.folder)
     packages = [name for name in files if os.path.isfile(os.path.join(place.folder, name, "__init__.py"))]
@@ -295,7 +295,7 @@ def _modules_of_another_file(place: _Place) -> dict[str, ModuleType]:
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Say whether a module is Python's own, or this package's, or lies where packages are installed."""
+    """Return whether a module is Python's own, or this package's, or is in a folder of installed packages."""
     if module.__name__.partition(".")[0] in (*sys.stdlib_module_names, "__main__", __name__.partition(".")[0]):
         return True
     prefixes = tuple(os.path.realpath(prefix) + os.sep for prefix in {sys.prefix, sys.base_prefix})
@@ -303,12 +303,12 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def _is_from(module: ModuleType | None, folder: str) -> bool:
-    """Say whether a module, or package, lies directly in a folder."""
+    """Return whether a module, or package, is directly in a folder."""
     homes = {os.path.dirname(place) for place in _places(module)}
     return folder in homes or os.path.realpath(folder) in {os.path.realpath(home) for home in homes}
 
 
 def _places(module: ModuleType | None) -> list[str]:
-    """Return the file of a module, the folders of a package."""
+    """Return the file of a module, or the folders of a package."""
     packages = [entry for entry in getattr(module, "__path__", ()) or () if isinstance(entry, str)]
     return packages or [file for file in [getattr(module, "__file__", None)] if file]

@@ -2,9 +2,9 @@
 Statistics of packed elements of any type, in one pass, with numpy.
 
 Strategy: every element is counted under the upper half of its bits as float32 (sign, exponent, 7 bits of fraction), of
-which there are 65,536. Types of 16 bits or less have no more values than that, so all about them follows exactly from
-how often each occurs. Of wider ones, mean and deviation are summed beside it in float64, piece by piece, and the counts
-serve the histogram alone, to one part in 128.
+which there are 65,536. Types of 16 bits or less have no more values than that, so the counts give exact statistics.
+For wider types, mean and deviation are also summed in float64, piece by piece, and the counts are used only for the
+histogram, to one part in 128.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BLOCKS: Final = 8
 _PATTERNS: Final = 1 << 16
 _AT_ONCE: Final = 1 << 16
-"""Elements of wider types that are worked on at a time: what stays in a core's cache as float64."""
+"""Elements of wider types that are computed at a time: as float64, they stay in a core's cache."""
 
 _WIDE: Final = {one.name: f"<{one.numpy}" for one in DTYPES if one.numpy and int(one.numpy[1]) > 2}
 _MINIFLOATS: Final = {
@@ -36,15 +36,15 @@ _MINIFLOATS: Final = {
     "float8_e4m3fnuz": (4, 3, 8, "unsigned zero"),
     "float8_e8m0fnu": (8, 0, 127, "scale"),
 }
-"""Bits of the exponent and of the fraction, the exponent's bias, and what is special."""
+"""Bits of the exponent and of the fraction, the exponent's bias, and the kind of special values."""
 _OF_FLOAT4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Statistics(NamedTuple):
-    """What values are like. All but the counts are of the finite ones; None where there are none."""
+    """Statistics of values. All but the counts are of the finite values; None if there are none."""
 
     total: int
-    """How many values there are."""
+    """The number of all values."""
     nan: int
     infinite: int
     zeros: int
@@ -54,25 +54,25 @@ class Statistics(NamedTuple):
     min: float | None
     max: float | None
     norm: float | None
-    """The root of the sum of squares; None, as the deviation, where float64 cannot hold it."""
+    """The root of the sum of squares. It is None, as is the deviation, if float64 cannot hold it."""
     histogram: tuple[int, ...]
-    """How many lie in each of eight equal parts of ``min`` to ``max``."""
+    """How many values are in each of eight equal parts of ``min`` to ``max``."""
 
 
 class Tally:
-    """What is known of the values so far. Tallies of several tensors can be joined."""
+    """Statistics of the values that were added so far. Tallies of several tensors can be joined."""
 
     def __init__(self) -> None:
         self._np: Any = needed("numpy", "numpy", '"ckptool[stat]"')
         self.counts: NDArray[Any] = self._np.zeros(_PATTERNS, dtype="i8")
-        """By the upper half of the bits as float32, of finite values."""
+        """Counts of finite values, by the upper half of their bits as float32."""
         self.finite = self.nan = self.infinite = self.zeros = 0
         self.mean = self.squares = 0.0
-        """The mean, and the sum of the squares of what values differ from it."""
+        """The mean, and the sum of the squared differences from it."""
         self.min, self.max = math.inf, -math.inf
 
     def join(self, other: Tally) -> None:
-        """Take the values of another one in, too."""
+        """Add the values of another tally."""
         self.counts += other.counts
         self.nan += other.nan
         self.infinite += other.infinite
@@ -81,7 +81,7 @@ class Tally:
 
     def add(self, pieces: Iterable[bytes | bytearray], dtype: str) -> None:
         """
-        Take in elements of a type, packed and little-endian, in pieces of whole elements.
+        Add elements of a type, packed and little-endian, in pieces of whole elements.
 
         Complex ones count as two, the real and the imaginary part; quantised ones as their integers.
 
@@ -154,7 +154,7 @@ class Tally:
         self.min, self.max = min(self.min, lowest), max(self.max, highest)
 
     def result(self) -> Statistics:
-        """Return what all values so far are like."""
+        """Return the statistics of all values so far."""
         count = self.finite or 1
         known: Any = or_none if self.finite else lambda _: None
         return Statistics(
@@ -210,7 +210,7 @@ def or_none(value: float | None) -> float | None:
 
 
 def _patterns(np: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the upper half of the bits of values as float32; those too large for it are its largest."""
+    """Return the upper half of the bits of values as float32; those too large for that count as its largest number."""
     with np.errstate(all="ignore"):
         single = np.clip(values, -3.4028234e38, 3.4028234e38).astype("<f4")
     patterns: NDArray[Any] = single.view("<u4") >> 16

@@ -1,4 +1,4 @@
-"""What code of torch does with tensors that it only moves: run on the device ``meta``, and noted step by step."""
+"""Traces how torch code moves tensors: it runs on the device ``meta``, and each view and copy is recorded."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 View = tuple[T, tuple[int, ...], tuple[int, ...], int]
-"""What a tensor is a view of; its shape, strides, and where it begins."""
+"""The source of a view; its shape, its strides and its offset, in elements."""
 
 
 class Tracing(TorchDispatchMode, Generic[T]):  # type: ignore[no-untyped-call]
     """
-    Notes what tensors are made of.
+    Records the source of each tensor.
 
-    ``copied`` says what a copy of views is: of one, or of several that are ``cat`` or ``stack`` along a dimension. What
-    comes from any other operation is unknown.
+    ``copied`` returns the source of a copy, given the operation's name, the views that it copies (several for ``cat``
+    and ``stack``) and the dimension. Results of other operations have no source.
     """
 
     def __init__(self, copied: Callable[[str, Sequence[View[T]], int], T]) -> None:
@@ -28,18 +28,18 @@ class Tracing(TorchDispatchMode, Generic[T]):  # type: ignore[no-untyped-call]
         self._known: dict[int, tuple[Tensor, T]] = {}
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Call a function, and note what it does."""
+        """Call a function, and record what it does."""
         with self, _Rows():
             return function()
 
     def tensor(self, what: T, shape: Sequence[int]) -> Tensor:
-        """Return a tensor without memory that stands for something."""
+        """Return a tensor without memory whose source is ``what``."""
         made = empty(tuple(shape), device="meta")
         self._known[_storage(made)] = made, what
         return made
 
     def view(self, tensor: Tensor) -> View[T] | None:
-        """Return what a tensor is a view of; None if an operation has computed it."""
+        """Return a tensor as a view of its source; None if an operation has computed it."""
         found = self._known.get(_storage(tensor))
         shape, stride, begin = map(int, tensor.shape), map(int, tensor.stride()), int(tensor.storage_offset())
         return None if found is None else (found[1], tuple(shape), tuple(stride), begin)
@@ -64,7 +64,7 @@ class Tracing(TorchDispatchMode, Generic[T]):  # type: ignore[no-untyped-call]
 
 
 class _Rows(TorchFunctionMode):
-    """Takes the rows of a list one by one: what is dispatched does not say which they are."""
+    """Replaces an index that is a list by slices of one row: the dispatched operation does not show which rows."""
 
     def __torch_function__(
         self, function: Any, _types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None

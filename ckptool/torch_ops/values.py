@@ -1,6 +1,5 @@
 """
-Arithmetic on values: packed elements cast to another floating type, or looked through for what is odd; and the elements
-of a tensor as an array of numpy.
+Arithmetic on elements: casts to other types and what they lose, searches for NaN and other odd values, numpy arrays.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ if TYPE_CHECKING:
 
 
 BLOCK_NUMEL: Final = (1 << 15) - 1
-"""What torch computes with at a time. Of 32,768 elements it gives a part to each of its threads, and these wait for
-each other in a loop: where other processes are at work, that takes many times the processor time."""
+"""Elements that torch computes with at a time. It splits 32,768 or more among its threads, which wait for each other in
+a loop: where other processes are at work, that takes many times the processor time."""
 
 
 _LOOKED_AT: Final = 1 << 18
-"""Elements of which copies are made at a time."""
+"""Elements that are copied at a time."""
 _INTEGERS: Final = frozenset(one.name for one in DTYPES if one.name.startswith(("int", "uint", "bool")))
 
 
 class CastBytes(NamedTuple):
-    """Elements in another type, and what the cast cost."""
+    """Elements in another type, and what the cast lost."""
 
     data: bytes
     max_error: float
     overflowed: int
     nonzero: int = 0
-    """Elements that are not zero, of those that the type can lose as too small."""
+    """Elements that were not zero; counted only if the type can make some of them zero."""
     zeroed: int = 0
-    """Those of them that became zero."""
+    """How many of these became zero."""
     nan: int = 0
-    """Elements that are NaN, and were."""
+    """Elements that were NaN, and still are."""
 
 
 def cast(data: bytes, source: str, target: str) -> CastBytes:
@@ -87,9 +86,9 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
 
 def narrows(own: torch.dtype, target: torch.dtype) -> bool:
     """
-    Say whether a type has numbers that another one loses.
+    Return whether ``own`` has numbers that ``target`` loses.
 
-    Of two floating types, those that are too large for it; where one of them is of integers, all that it cannot hold.
+    Of two floating types, only numbers that are too large count; if one is a type of integers, all that do not fit.
     """
     import torch
 
@@ -104,7 +103,7 @@ def narrows(own: torch.dtype, target: torch.dtype) -> bool:
     low, high = _ends(own)
     if _is_integer(target):
         return low < _ends(target)[0] or high > _ends(target)[1]
-    # Up to here a floating type has every whole number, and at twice that the first is missing.
+    # Up to 2 / eps, a floating type has every integer; above, the first one is missing.
     return target.is_floating_point and max(-low, high) > min(2 / torch.finfo(target).eps, torch.finfo(target).max)
 
 
@@ -120,7 +119,7 @@ def _ends(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _flushes(own: torch.dtype, target: torch.dtype) -> bool:
-    """Say whether a floating type has numbers that another one takes for zero, but for some below all normal ones."""
+    """Return whether a floating type has smaller normal numbers than another one, which may make them zero."""
     import torch
 
     return torch.finfo(own).tiny < torch.finfo(target).tiny
@@ -131,20 +130,20 @@ class Lost(NamedTuple):
 
     numel: int = 0
     """
-    Floats that would be others beyond rounding: infinite or the largest, NaN, finite, or without their sign. Of
-    integers, or for them, values that the type cannot hold.
+    Floats that would change by more than rounding: to infinity or the largest, NaN, a finite number, or another sign.
+    If either type is one of integers, values that the new type cannot hold.
     """
     zeroed: float = 0.0
-    """The share that would become zero of all values that are not, 0 to 1."""
+    """The share of the nonzero values that would become zero, 0 to 1."""
     first: object = None
-    """The first of those that a type cannot hold where it, or their own, is one of integers."""
+    """If either type is one of integers: the first value that the new type cannot hold."""
 
 
 def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
     """
-    Return what a type cannot hold of values.
+    Return what a cast of values to a type would lose.
 
-    Nothing is read where the type has the range of the values' own; else it is one pass, unless some do not fit.
+    Nothing is read if the type has the range of the values' own; else it takes one pass, and more if some do not fit.
     """
     import torch
 
@@ -162,26 +161,26 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
         return Lost(sum(map(len, found)), first=next((one[0].item() for one in found if len(one)), None))
     numel, range_ = 0, torch.finfo(target)
     low, high = 0.0, torch.inf
-    if own.itemsize > 1:  # torch cannot compare those of a byte
-        low, high = torch.stack(values.aminmax()).tolist()  # at once: a device is waited for
+    if own.itemsize > 1:  # torch cannot compare types of one byte
+        low, high = torch.stack(values.aminmax()).tolist()  # both at once: this waits for a device
     wide = torch.float32 if own.itemsize < 8 else own
-    if not (range_.min <= low and high <= range_.max):  # also of NaN
+    if not (range_.min <= low and high <= range_.max):  # true for NaN, too
         numel = sum(int(_is_other(one.to(wide), one.to(target).to(wide), target).sum()) for one in pieces)
     elif (largest := max(-low, high)) and not torch.tensor(largest, dtype=own, device="cpu").to(target).to(wide).any():
         return Lost(zeroed=1.0)
     if not _flushes(own, target):
         return Lost(numel)
-    sample = values[:: values.numel() >> 16 | 1]  # an odd step, for it to meet all columns
+    sample = values[:: values.numel() >> 16 | 1]  # an odd step meets all columns
     share = _zeroed(sample, target)
     return Lost(numel, share if share < MANY_ZEROED / 2 or len(sample) == len(values) else _zeroed(values, target))
 
 
 def _zeroed(values: torch.Tensor, target: torch.dtype) -> float:
-    """Return which share of the values that are not zero a type takes for zero."""
+    """Return the share of the nonzero values that a type makes zero, 0 to 1."""
     import torch
 
     nonzero = left = 0
-    # On the CPU, blocks are small, for copies to cost little memory; a device is waited for after each.
+    # On the CPU, small blocks keep the copies small; on a device, they are larger, as each is waited for.
     for one in _blocks(values) if values.device.type == "cpu" else torch.split(values, _LOOKED_AT):
         given, made = (part if part.itemsize > 1 else part.to(torch.float32) for part in (one, one.to(target)))
         nonzero, left = nonzero + int(given.count_nonzero()), left + int(made.count_nonzero())
@@ -189,7 +188,7 @@ def _zeroed(values: torch.Tensor, target: torch.dtype) -> float:
 
 
 def _is_other(values: torch.Tensor, made: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-    """Say of each float whether a cast has made another of it than rounding does."""
+    """Return for each float whether a cast, ``made``, has changed it by more than rounding."""
     import torch
 
     is_other = values.isfinite() & ~made.isfinite()
@@ -201,7 +200,7 @@ def _is_other(values: torch.Tensor, made: torch.Tensor, target: torch.dtype) -> 
 
 
 def elements_of(values: torch.Tensor) -> torch.Tensor:
-    """Return the elements that a tensor of any layout has, as a flat one."""
+    """Return the elements of a tensor of any layout as a flat tensor."""
     import torch
 
     if values.is_nested or values.layout is not torch.strided:
@@ -210,7 +209,7 @@ def elements_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def _is_held(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-    """Say of each value whether a type has the same number, where it or the values' own is one of integers."""
+    """Return for each value whether a type has the same number; either type is one of integers."""
     import torch
 
     own = values.dtype
@@ -223,7 +222,7 @@ def _is_held(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
     if own.is_floating_point:
         exact = values.to(torch.float64)
         return (exact >= low) & (exact < float(high + 1)) & (exact == exact.floor())
-    whole = values.to(torch.int64)  # of the upper half of uint64, these are negative
+    whole = values.to(torch.int64)  # the upper half of uint64 becomes negative
     return (whole >= max(low, _ends(own)[0])) & (whole <= min(high, torch.iinfo(torch.int64).max))
 
 
@@ -239,9 +238,9 @@ class ValueFacts(NamedTuple):
     all_zero: bool
     only_minus_infinity_and_zero: bool
     far: int = 0
-    """Those that are a million deviations of all others away from zero, if they are one in a thousand or fewer."""
+    """Elements a million deviations of all others away from zero, if they are one in a thousand or fewer."""
     zeros: tuple[int, int] | None = None
-    """The first byte and the number of bytes of zeros, where all of them follow one another, and others are not."""
+    """The first byte and the number of bytes of zeros, if all zeros are adjacent, and other values are there."""
 
 
 _FLOAT4_ZEROS = b"\x00\x08\x80\x88"
@@ -250,7 +249,7 @@ _FLOAT4_ZEROS = b"\x00\x08\x80\x88"
 
 def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
     """
-    Return what is odd about the elements of a tensor, given packed and in order, in pieces of whole elements.
+    Return facts about the elements of a tensor, given packed and in order, in pieces of whole elements.
 
     Raises:
         UnsupportedFeature: This torch has no such type, or cannot compute with it.
@@ -274,7 +273,7 @@ def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
 
 
 def survey_values(pieces: Iterable[torch.Tensor]) -> ValueFacts:
-    """Return the same of floating or complex elements, given as flat tensors on the CPU."""
+    """Return the same facts of floating or complex elements, given as flat tensors on the CPU."""
     import torch
 
     nan = infinite = far = zero = numel = 0
@@ -308,7 +307,7 @@ def survey_values(pieces: Iterable[torch.Tensor]) -> ValueFacts:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Say whether none of some elements, given as for ``survey_values``, is NaN or infinite: quicker than to count."""
+    """Return whether no element of a flat tensor on the CPU is NaN or infinite; that is quicker than to count them."""
     import torch
 
     if FLOAT4 in str(values.dtype):
@@ -318,12 +317,12 @@ def is_finite(values: torch.Tensor) -> bool:
         odd = every[~every.view(values.dtype).to(torch.float32).isfinite()].tolist()
         pieces = (string_at(piece.data_ptr(), len(piece)) for piece in torch.split(values.contiguous(), _LOOKED_AT))
         return not any(one in piece for piece in pieces for one in odd)
-    # A sum is finite if all of it is, but for one that is too large.
+    # If a sum is finite, so are all its elements; but the sum of finite ones may be too large.
     return all(bool(block.sum().isfinite()) or bool(block.isfinite().all()) for block in _blocks(values))
 
 
 def _far(values: torch.Tensor, largest: float) -> int:
-    """Return how many finite values are a million deviations of all others away from zero: few of many, or none."""
+    """Return how many finite values are a million deviations of all others away from zero; 0 if they are not few."""
     least = largest / (1 << 20)
     sample = values[:: 1 + len(values) // 1024]
     if 32 * int((sample.abs() > least).sum()) > len(sample):
