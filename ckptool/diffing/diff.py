@@ -1,8 +1,8 @@
 """
-Diff: open both → line up names → compare what is said of each tensor → compare values.
+``diff``: open both checkpoints → match names → compare the facts of each tensor → compare values.
 
 Everything but the values comes from the two indexes. Values are compared in bounded pieces, and numpy is imported
-only to say by how much they differ.
+only to compute by how much they differ.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ def diff(
 
     Two of one kind with more than weights (training checkpoints, whole models) are compared in everything but code;
     otherwise the weights of one are compared with those of the other, and ``key_a`` or ``key_b`` names the state dict
-    where it is not the one that stands out. A ``recipe`` puts the weights of ``a`` into another layout. What a format
-    cannot hold is no difference: safetensors has no devices, no ties, no order but by ckptool's own note.
+    if it is not clear which one is meant. A ``recipe`` puts the weights of ``a`` into another layout. Facts that a
+    format cannot record are no difference: safetensors has no devices, no ties, no order but by ckptool's own note.
 
     Values are the same if their bits are. With ``rtol`` or ``atol`` (0 where only the other is given), floating
     values are the same where ``|a - b| <= atol + rtol * |b|`` in float64, and NaN is the same as NaN. Tensors of two
     types are the same if they are the same numbers. ``values=False`` compares all but the values.
-    ``stat`` also says how alike tensors are whose values differ, as vectors; it needs numpy. ``progress`` is
+    ``stat`` also reports how alike tensors are whose values differ, as vectors; it needs numpy. ``progress`` is
     called with the bytes that were compared so far, and those to be compared in all.
 
     Memory stays bounded whatever the size, and numpy is not imported unless values differ.
 
     Raises:
-        Cancelled: ``limits`` have a cancellation, and it was.
+        Cancelled: The cancellation in ``limits`` was triggered.
         MissingPackage: numpy is not installed, and ``stat`` needs it, or, where bytes differ, a tolerance or
             ``ignore_dtype``.
         CkptoolError: A file cannot be read, or it is not clear what in it is to be compared.
-        ValueError: A tolerance is no finite number of 0 or more; or there is one, or ``stat``, without values.
+        ValueError: A tolerance is not a finite number of 0 or more; or there is one, or ``stat``, without values.
     """
     tolerance = _tolerance(rtol, atol, has_values=values, stat=stat)
     layout = asked_recipe(recipe, recipe_arguments, reverse=reverse)
@@ -119,7 +119,7 @@ def diff(
 
 
 def _tolerance(rtol: float | None, atol: float | None, *, has_values: bool, stat: bool) -> Tolerance | None:
-    """Return how far apart values may be; None where they have to be the same."""
+    """Return how far apart values may be; None if they have to be the same."""
     for name, given in (("rtol", rtol), ("atol", atol)):
         if given is not None and not 0 <= given < float("inf"):
             raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
@@ -150,7 +150,7 @@ def _sides(
 
 
 class _Differences:
-    """What differs between two sides, as it is found."""
+    """Collects the differences between two sides."""
 
     def __init__(
         self,
@@ -180,9 +180,9 @@ class _Differences:
         self._values: list[ValueDiff] = []
         self._close: list[ValueDiff] = []
         self._unknown: list[str] = []
-        """Tensors without bytes or parts that are known."""
+        """Names of tensors without known bytes or parts."""
         self._two_types: list[str] = []
-        """Tensors of two types where numpy, which compares their values, is missing."""
+        """Names of tensors of two types, whose values cannot be compared without numpy."""
 
     def compare(self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]) -> None:
         """Compare the tensors of two mappings, name by name."""
@@ -232,7 +232,7 @@ class _Differences:
             (self._values if found.differing else self._close).append(found)
 
     def likeness(self) -> Iterator[Likeness]:
-        """Yield how alike the tensors are whose values differ, but those that numpy does not compute with."""
+        """Yield how alike the tensors are whose values differ, but for types that numpy does not compute with."""
         for name in (found.name for found in (*self._values, *self._close)):
             one, other = (side.tensors.get(name) or side.attributes.get(name) for side in (self._a, self._b))
             if one is not None and other is not None and self._comparer is not None:
@@ -240,7 +240,7 @@ class _Differences:
                     yield self._comparer.likeness(name, one.info, other.info)
 
     def _parts(self, name: str, info: TensorInfo) -> dict[str, TensorInfo]:
-        """Return a tensor's parts by name; of weights, those that make up their values and no gradients."""
+        """Return a tensor's parts by name; if only weights are compared, those of their values, but no gradients."""
         if self._a.key is not None and info.storage is not None and info.layout == "strided":
             return {}
         parts: dict[str, TensorInfo] = {}
@@ -252,7 +252,7 @@ class _Differences:
         return parts
 
     def report(self, scope: Scope, keys: tuple[str | None, str | None]) -> DiffReport:
-        """Return all that differs, with the facts and the other values of the two sides."""
+        """Return the report of all differences, those of facts and of other values included."""
         a, b = self._a, self._b
         return DiffReport(
             a=_file(self._checkpoints[0], a),
@@ -285,7 +285,7 @@ class _Differences:
         return tuple(islice(tree_changes(trees, self._same_outside, self._cancellation), _MOST_CHANGES))
 
     def _same_outside(self, one: Inert, other: Inert) -> bool | None:
-        """Say whether two nodes are the same tensors, storages or devices; None if they are none of these."""
+        """Return whether two nodes are the same tensors, storages or devices; None for other nodes."""
         rebuilders = [(side.rebuilder, node) for side, node in zip(self._checkpoints, (one, other), strict=True)]
         if any(rebuilder is not None and rebuilder.tensor(node) is not None for rebuilder, node in rebuilders):
             return True  # tensors are compared by name
@@ -337,7 +337,7 @@ def _layout(info: TensorInfo) -> str:
 
 
 def _ties(names: Iterable[str], tensors: Mapping[str, LazyTensor]) -> list[tuple[str, ...]]:
-    """Return the groups of names that are one tensor."""
+    """Return the groups of names that share one tensor."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in names:
         info = tensors[name].info
@@ -361,7 +361,7 @@ def _metadata(a: Side, b: Side) -> Iterator[Change]:
         for key in dict.fromkeys((*a.facts, *b.facts)):
             path, fact = key
             one, other = a.facts.get(key, ABSENT), b.facts.get(key, ABSENT)
-            # That a module is in one alone, the names of its tensors say already.
+            # The names of tensors already show that a module is on one side only.
             if one != other and not any((head in inside[0]) != (head in inside[1]) for head in (path, *heads(path))):
                 yield Change(f"{path}.{fact}" if path else fact, one, other)
     if a.metadata is not None and b.metadata is not None:
@@ -372,7 +372,7 @@ def _metadata(a: Side, b: Side) -> Iterator[Change]:
 
 
 def _prefixes(names: Iterable[str]) -> set[str]:
-    """Return the parents of all names."""
+    """Return the parents of all names, and the root."""
     found = {""}
     for name in names:
         for head in heads(name):

@@ -24,7 +24,7 @@ class ShapeChange(NamedTuple):
 
 
 class OrderChange(NamedTuple):
-    """The first place, among the names that both have, where the order is another, and the names there."""
+    """The first position, among the names that both have, where the order differs, and the names there."""
 
     position: int
     a: str
@@ -48,13 +48,13 @@ UNREAD: Final = ("of kinds that cannot be read", "without bytes")
 
 
 class DiffReport(NamedTuple):
-    """Where two checkpoints differ. What was to be ignored, and what a format does not record, is not in it."""
+    """Where two checkpoints differ; without differences to ignore, and facts that a format does not record."""
 
     a: DiffedFile
     b: DiffedFile
     scope: Scope
     tensors: int
-    """Names that both have; a tied tensor counts under each."""
+    """Number of names that both have; a tied tensor counts under each."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     order: OrderChange | None
@@ -62,26 +62,26 @@ class DiffReport(NamedTuple):
     dtypes: tuple[Change, ...]
     devices: tuple[Change, ...]
     layouts: tuple[Change, ...]
-    """Sparse or quantised otherwise, another tensor class, or no bytes."""
+    """Tensors that are sparse or quantised in another way, of another class, or without bytes."""
     ties_a: tuple[tuple[str, ...], ...]
-    """Names that share one tensor in A, but not in B, or there with other names, too."""
+    """Groups of names that share one tensor in A, and are not the same group in B."""
     ties_b: tuple[tuple[str, ...], ...]
     metadata: tuple[Change, ...]
     """Facts of modules (``_metadata``), classes of models, and safetensors' ``__metadata__``."""
     others: tuple[Change, ...]
-    """Values that are no tensors; a thousand at most."""
+    """Values that are not tensors; a thousand at most."""
     values: tuple[ValueDiff, ...]
     close: tuple[ValueDiff, ...]
     """Tensors whose values differ within the tolerance: no difference."""
     values_compared: bool
     not_compared: tuple[str, ...]
-    """What could not be compared, though it was not asked to be left out, in words."""
+    """Texts about what could not be compared, though it was not to be left out."""
     wrapped: bool
     """Whether more names would be the same without what training wrappers added to them."""
     likeness: tuple[Likeness, ...] = ()
-    """How alike the tensors are whose values differ, where that was asked for."""
+    """How alike the tensors are whose values differ, if requested."""
     unwrapped: str | None = None
-    """The verdict without what training wrappers added to names, where more of them are the same then."""
+    """The verdict without what training wrappers added to names, if more of them are the same then."""
 
     def __dir__(self) -> list[str]:
         return completed(self)
@@ -96,9 +96,9 @@ class DiffReport(NamedTuple):
         return html_of(f"{self.a.path}, {self.b.path}: {self.verdict}", facts_of(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON, as the command line prints it."""
+        """Return the report for JSON, as the command line prints it."""
         fields = as_json(self)
-        del fields["unwrapped"]  # a text for people: `wrapped` says whether it is worth to compare again
+        del fields["unwrapped"]  # a text for people: `wrapped` says whether it is worth comparing again
         return {"schema": SCHEMA, "same": self.same, **fields, "counts": self.counts}
 
     @property
@@ -118,7 +118,7 @@ class DiffReport(NamedTuple):
         return f"the same but for what was not compared, {'; '.join(unread)}: {what}" if unread else f"the same: {what}"
 
     def _same_values(self) -> str:
-        """Return that the tensors are the same, where what differs is something else, and every value was compared."""
+        """Return the text that the tensors are the same, if only other things differ, and all values were compared."""
         is_known = not any(f" {why}: " in one for one in self.not_compared for why in UNREAD)
         differ = self.only_a or self.only_b or self.shapes or self.dtypes or self.layouts or self.values or self.close
         return f"the values of {_count(self.tensors, 'tensors')} are the same" if is_known and not differ else ""
@@ -146,7 +146,7 @@ class DiffReport(NamedTuple):
 
 
 def sections_of(report: DiffReport) -> Iterator[Section]:
-    """Yield the two files, what differs, the verdict and, where that was asked for, how alike tensors are."""
+    """Yield the two files, the differences, the verdict and, if requested, how alike tensors are."""
     yield f"A  {_file(report.a)}"
     yield f"B  {_file(report.b)}"
     yield from facts_of(report)
@@ -158,7 +158,7 @@ def sections_of(report: DiffReport) -> Iterator[Section]:
 
 
 def facts_of(report: DiffReport) -> Iterator[Fact]:
-    """Yield what differs, by kind, with an item for each difference."""
+    """Yield the differences by kind, with an item for each."""
     if report.unwrapped is not None:
         yield Fact("wrappers", [f"without what they added to names (`ignore_wrappers=True`) {report.unwrapped}"])
     if report.unwrapped is None or not report.unwrapped.startswith("the same"):
@@ -215,13 +215,13 @@ def _grouped(names: Sequence[str]) -> list[str]:
     depth = 1
     while (
         depth < LISTED and len({first_components(name, depth) for name in names}) == 1
-    ):  # what all begin with says nothing
+    ):  # components that all share say nothing
         depth += 1
     return grouped(names, "tensors", depth)
 
 
 def _by_change(changes: Sequence[Change]) -> list[str]:
-    """Return a line for each pair of old and new: the first that has it, and how many more."""
+    """Return a line for each pair of old and new: the first name that has it, and how many more do."""
     found: dict[tuple[str, str], list[str]] = {}
     for change in changes:
         found.setdefault((change.a, change.b), []).append(change.name)

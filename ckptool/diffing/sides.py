@@ -1,7 +1,7 @@
 """
-The part of a checkpoint that is compared: its weights, or everything in it, under the names to compare.
+``Side``: the part of a checkpoint that is compared: its weights, or everything in it, under the names to compare.
 
-A side also says what its file cannot hold (safetensors: devices, ties, an order), for that is no difference.
+A side also says what its file cannot record (safetensors: devices, ties, an order), because that is no difference.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _Found = TypeVar("_Found")
 
 
 class Side(NamedTuple):
-    """One of the two."""
+    """One of the two sides of a comparison."""
 
     key: str | None
     """The path of the weights; None for everything."""
     tensors: Mapping[str, LazyTensor]
     others: Mapping[str, Inert]
-    """Values that are no tensors, those inside whole models too."""
+    """Values that are not tensors, by path; those inside whole models, too."""
     lacks: frozenset[Aspect]
-    """What its format does not record."""
+    """Aspects that its format does not record."""
     attributes: Mapping[str, LazyTensor] = {}
-    """Tensors inside whole models that a state_dict() would not give."""
+    """Tensors inside whole models that a state_dict() would not contain."""
     facts: Mapping[tuple[str, str], str] = {}
-    """What is said of modules: their versions, and the class of a whole model. Keys: path and fact."""
+    """Facts of modules: their versions, and the class of a whole model. Keys: path and fact."""
     metadata: Mapping[str, str] | None = None
     """The ``__metadata__`` of safetensors; None for other formats."""
     has_models: bool = False
-    """Whether there are whole models in it that are not among the others."""
+    """Whether there are whole models in it that are not among ``others``."""
     unreadable: tuple[str, ...] = ()
-    """Entries that are tensors of a kind that cannot be read."""
+    """Names of tensors of a kind that cannot be read."""
 
     @property
     def has(self) -> frozenset[Aspect]:
-        """What there is in it that a format may not record."""
+        """Aspects that it has, and that a format may not record."""
         infos = [tensor.info for tensor in self.tensors.values()]
         aspects: dict[Aspect, bool] = {
             "order": len(infos) > 1,
@@ -89,7 +89,7 @@ def side_of(
     """
     Return one side, in the layout of a recipe if there is one.
 
-    ``aligned`` takes away what training wrappers added to the names, where names stay distinct.
+    ``aligned`` strips what training wrappers added to the names, if names stay distinct.
 
     Raises:
         WeightsNotFound: It is not clear what is to be compared; the hint says how to name it.
@@ -114,14 +114,14 @@ def side_of(
 
 
 def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: AskedRecipe) -> Side:
-    """Return the weights as a recipe makes them of those without what wrappers added to their names."""
+    """Return the weights in the layout of a recipe; what wrappers added to their names is stripped first."""
     weights = recipe.applied(checkpoint, prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))).weights
     lacks: frozenset[Aspect] = _lacks(checkpoint) | {"order", "ties", "module versions"}
     return Side(chosen.key, weights.tensors, weights.others, lacks)
 
 
 def _align(names: Iterable[str]) -> dict[str, str]:
-    """Return each name without what wrappers added to it; two that would become one stay as they are."""
+    """Return names without what wrappers added, by the old names; those that would become equal stay as they are."""
     stripped = {name: renaming.strip_wrappers([name])[0] or name for name in names}
     count: dict[str, int] = {}
     for short in stripped.values():
@@ -158,7 +158,7 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
 def _below(
     found: Mapping[str, _Found], head: str, apart: tuple[str, ...], entries: set[str] | None = None
 ) -> dict[str, _Found]:
-    """Return the items below a head by the rest of their paths, without those apart; inside ``entries``, if given."""
+    """Return items whose paths begin with ``head``, by the rest; without ``apart``; inside ``entries``, if given."""
     below = {path[len(head) :]: item for path, item in found.items() if path.startswith(head)}
     return {
         rest: item
@@ -202,7 +202,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
 
 
 def _others(checkpoint: Checkpoint) -> dict[str, Inert]:
-    """Return what is no tensor by its path, but for the metadata of modules, which is compared by module."""
+    """Return the values that are not tensors, by path, without metadata of modules, which is compared by module."""
     metadata = [
         nodes.lookup(nodes.attribute_pairs(one.node), "_metadata")
         for one in checkpoint.state_dicts
@@ -235,7 +235,7 @@ def _module_facts(
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, str] | None:
-    """Return the text in a safetensors file, without what records something else: ties, an order, a library."""
+    """Return the texts in a safetensors file, without those that record something else: ties, an order, a library."""
     if not checkpoint.traits.is_plain:
         return None
     texts = checkpoint.recorded.texts

@@ -1,11 +1,11 @@
 """
-Where two inert trees differ: walked in step, without recursion and without following what is shared twice.
+Finds where two inert trees differ: walks them in step, without recursion, and parts that are shared only once.
 
-Two nodes are the same if what they say is: how a pickle writes it (protocol, shared or repeated, ``dict`` or
+Two nodes are the same if they mean the same: how a pickle writes it (protocol, shared or repeated, ``dict`` or
 ``OrderedDict``, the order of keys) makes no difference. Nodes that were found alike, or are being compared further
-up, are joined (a union-find, as in Hopcroft and Karp's test of automata); so the walk ends on trees that hold
-themselves, and costs what they store however often their parts are shared. Small nodes in which nothing differs are
-not noted, and children are taken a few at a time: there may be one for each byte of the files.
+up, are joined (a union-find, as in Hopcroft and Karp's test of automata). So the walk ends on trees that contain
+themselves, and its cost is that of the stored nodes, however often they are shared. Small nodes in which nothing
+differs are not noted, and children are taken a few at a time: there may be one for each byte of the files.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ckptool.pickles.numpy_values import array_of, encoded_bytes, numpy_scalar
 
 ABSENT: Final = "nothing"
 NOTHING: Final = Global("", ABSENT)
-"""Stands for what only the other tree has."""
+"""Stands for a value that only the other tree has."""
 
 _SHOWN_COMPONENTS: Final = 16
 _MOST_MISSING: Final = 16
 _LONG: Final = 64
 _SHORT: Final = 4
-"""Of plain values: arguments of calls and shapes, mostly."""
+"""Most items of a list of plain values that is compared at sight: arguments of calls and shapes, mostly."""
 _AT_ONCE: Final = 64
-"""Children that are taken at once; a node that has fewer leaves nothing behind on the way down."""
+"""Children that are taken at once; for a node with fewer, no iterator stays on the stack."""
 _RENAMED_MODULES: Final = {
     "__builtin__": "builtins",
     "copy_reg": "copyreg",
@@ -38,12 +38,12 @@ _RENAMED_MODULES: Final = {
 }
 _VALUES: Final = (int, str, bool, type(None))
 _MODULE_DICTS: Final = ("_modules", "_parameters", "_buffers")
-"""What is between a module and its children, and not in paths that people write."""
+"""Attributes between a module and its children, which paths for people do not contain."""
 _PLAIN_MAPPINGS: Final = {"dict", "builtins.dict", "collections.OrderedDict"}
 
 
 class Change(NamedTuple):
-    """Something that is one thing in A and another in B, each in words."""
+    """Something that differs: its name, and a text about it in A and in B."""
 
     name: str
     a: str
@@ -51,11 +51,11 @@ class Change(NamedTuple):
 
 
 Same: TypeAlias = Callable[[Inert, Inert], bool | None]
-"""Says whether two nodes that refer to something outside the tree are the same; None if they do not."""
+"""Returns whether two nodes that refer to something outside the tree are the same; None if they do not refer to any."""
 
 
 class _Pair(NamedTuple):
-    """Two nodes at one place: a chain of components, from the innermost to the root's path."""
+    """Two nodes and their place: a chain of components, from the innermost to the root's path."""
 
     place: Any
     a: Inert
@@ -98,18 +98,18 @@ def tree_changes(
 
 
 def _is_small(node: Inert) -> bool:
-    """Say whether a node is a container that can be compared over and over: it has few children, and these few."""
+    """Return whether a node is a container that can be compared over and over: it has few children, and these few."""
     return nodes.is_container(node) and nodes.is_small(node)
 
 
 class _Joined:
-    """Which nodes were joined. The trees outlive it, so an id is one node's."""
+    """The classes of nodes that were joined, by id. The trees outlive it, so ids stay unique."""
 
     def __init__(self) -> None:
         self._above: dict[int, int] = {}
 
     def join(self, a: Inert, b: Inert) -> bool:
-        """Join the classes of two nodes; False if they are one already."""
+        """Join the classes of two nodes; return False if they are one already."""
         one, other = self._root(id(a)), self._root(id(b))
         self._above[one] = other
         return one != other
@@ -122,7 +122,7 @@ class _Joined:
 
 
 def _matched(pair: _Pair, joined: _Joined, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
-    """Return the children of two nodes in pairs, but for those alike at sight; None if the nodes themselves differ."""
+    """Return pairs of the children of two nodes that are not alike at sight; None if the nodes themselves differ."""
     a, b = pair.a, pair.b
     same = _same_numpy(a, b, joined) if isinstance(a, Call) and isinstance(b, Call) else None
     if same is None and (encoded_bytes(a) is not None or encoded_bytes(b) is not None):
@@ -182,13 +182,13 @@ def _by_index(pair: _Pair, a: list[Inert], b: list[Inert], cancellation: Cancell
 
 
 def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
-    """Return the values of two mappings key by key; one after the other where keys are no plain values."""
+    """Return pairs of values by key, or by position if keys are not plain values; None if many keys differ."""
     left, right = ({_key(key): value for key, value in each(entries, cancellation)} for entries in (a, b))
     if None in left or None in right:
         flat, others = ([item for entry in each(entries, cancellation) for item in entry] for entries in (a, b))
         return _by_index(pair, flat, others, cancellation)
     new = [key for key in each(right, cancellation) if key not in left]
-    if 2 * len(new) + len(left) - len(right) > _MOST_MISSING:  # those of either side that the other has not
+    if 2 * len(new) + len(left) - len(right) > _MOST_MISSING:  # keys that one side lacks
         return None
     found = ((key, left.get(key, NOTHING), right.get(key, NOTHING)) for key in each(chain(left, new), cancellation))
     return (
@@ -199,7 +199,7 @@ def _by_key(pair: _Pair, a: Pairs, b: Pairs, cancellation: Cancellation | None) 
 
 
 def _is_alike(a: Inert, b: Inert) -> bool:
-    """Say whether two nodes need not be walked to: equal plain values, as most in long lists are, or short lists."""
+    """Return whether two nodes are equal at sight: plain values, as most in long lists are, or short lists of them."""
     kind = type(a)
     if kind is not type(b):
         return False
@@ -214,7 +214,7 @@ def _is_alike(a: Inert, b: Inert) -> bool:
 
 def _key(key: Inert) -> str | None:
     """
-    Return a plain key as text that is its own for each key; None for any other.
+    Return a text for a plain key, another one for each key; None for any other.
 
     Text, because Python hashes text with a secret: numbers from a file could all be made to collide.
     """
@@ -235,7 +235,7 @@ def _shown(key: str) -> str:
 
 
 def _as_set(node: Inert) -> Set | None:
-    """Return a set; protocols before 4 write a call with a list."""
+    """Return a node as a set; protocols before 4 write a call with a list. None for other nodes."""
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:
         name = _renamed(nodes.class_name(node))
         if name in ("builtins.set", "builtins.frozenset") and isinstance(node.args[0], list):
@@ -248,7 +248,7 @@ def _is_plain_mapping(node: Inert) -> bool:
 
 
 def _same_numpy(a: Call, b: Call, joined: _Joined) -> bool | None:
-    """Say whether two numpy arrays or scalars are the same; None where the bytes of one are not known."""
+    """Return whether two numpy arrays or scalars are the same; None where the bytes of one are not known."""
     # The decoder leaves bytes as they are: many arrays may share them.
     one, other = (array_of(node, encoded_bytes) for node in (a, b))  # type: ignore[arg-type]
     if one and other and one.data is not None and other.data is not None:
@@ -276,7 +276,7 @@ def _same_leaf(a: Inert, b: Inert) -> bool:
 
 
 def _same_bytes(a: Inert, b: Inert, joined: _Joined) -> bool:
-    """Say whether two strings encode the same bytes; those that many nodes share are compared once."""
+    """Return whether two strings encode the same bytes; those that many nodes share are compared once."""
     if a is None or b is None or len(a) != len(b):
         return False
     if a is b or (len(a) > _LONG and not joined.join(a, b)):

@@ -20,7 +20,7 @@ from ckptool.torch_ops import differences
 from ckptool.torch_ops.differences import Difference, Likeness, Number, Tolerance
 
 PIECE_NBYTES: Final = 1 << 20
-"""Two such pieces stay in a processor's cache between being read and being compared."""
+"""Bytes that are read at a time: two such pieces stay in a processor's cache until they are compared."""
 _MOSTLY_WANTED: Final = 4
 
 
@@ -28,19 +28,19 @@ class ValueDiff(NamedTuple):
     """
     How the values of one tensor differ.
 
-    Differences are computed in float64, those of integers exactly. They are None where the elements are no numbers
-    that can be computed with (packed bits), or numpy is not installed. NaN counts for neither of the two.
+    Differences are computed in float64, those of integers exactly. They are None if the elements are not numbers that
+    can be computed with (packed bits), or numpy is not installed. ``max_abs`` and ``max_rel`` ignore NaN.
     """
 
     name: str
     numel: int
     differing: int
-    """Elements whose bits differ; with a tolerance, those that lie outside it; of two types, whose values differ."""
+    """Elements whose bits differ; with a tolerance, those outside of it; of two types, those whose values differ."""
     nan: int
-    """Those among them that are NaN on one side alone."""
+    """Those among them that are NaN on one side only."""
     max_abs: float | None
     at: tuple[int, ...]
-    """Where ``max_abs`` is; the first differing element where that is 0 or None."""
+    """The index of ``max_abs``; of the first differing element if that is 0 or None."""
     a: Number | None
     """The two values there."""
     b: Number | None
@@ -53,8 +53,8 @@ class ValueComparer:
     """
     Compares tensors of equal shapes, pair by pair; a pair that is tied to an earlier one is not read again.
 
-    ``file_nbytes`` is the size of both files together. Tensors may be any number of views of the same bytes: all of
-    them together may be as much larger as one may be than its storage.
+    ``file_nbytes`` is the size of both files together. Tensors may be any number of views of the same bytes, so their
+    total size is limited: by the factor by which one tensor may be larger than its storage.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class ValueComparer:
         self._paths = paths
         self._limits = limits
         self._meter = meter
-        # With the tensors: what identifies them is where their sources are in memory, for as long as they are there.
+        # The infos are kept, because their identities contain ids of sources, which are unique only while these live.
         self._known: dict[tuple[object, ...], tuple[ValueDiff | None, TensorInfo, TensorInfo]] = {}
         self.numpy_missing: MissingPackage | None = None
-        """Why nothing says by how much values differ; None as long as that was not needed."""
+        """Why it is not known by how much values differ; None if numpy is there, or was not needed yet."""
 
     def difference(self, name: str, a: TensorInfo, b: TensorInfo) -> ValueDiff | None:
         """
         Return how two tensors with bytes of their own differ, or None if every element is the same.
 
-        Values of one type are the same if their bits are, those of two types if they are the same number; NaN is
-        NaN. Within a tolerance, nothing is ``differing`` though a difference is returned.
+        Values of one type are the same if their bits are, those of two types if they are the same number; NaN equals
+        NaN. Within a tolerance, a difference is returned, and its ``differing`` is 0.
 
         Raises:
             UnsupportedFeature: There are no plain bytes to compare.
@@ -140,11 +140,11 @@ class ValueComparer:
             )
 
     def _pieces(self, name: str, a: TensorInfo, b: TensorInfo) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield the elements of both, some at a time, and the number of the first of them."""
+        """Yield the elements of both in pieces, each with the index of its first element."""
         nbytes = max(_piece_nbytes(a.storage), _piece_nbytes(b.storage))
         numel = max(1, nbytes // max(a.dtype.itemsize, b.dtype.itemsize))
         start = 0
-        # Both are cut at the same elements: where depends on shape and number alone.
+        # Both are cut at the same elements: the cuts depend only on the shape and ``numel``.
         for left, right in zip(
             self._chunks(name, a, numel, self._paths[0]), self._chunks(name, b, numel, self._paths[1]), strict=True
         ):
@@ -152,7 +152,7 @@ class ValueComparer:
             start += len(left) // a.dtype.itemsize
 
     def same_bytes(self, storages: tuple[StorageRef, StorageRef], starts: tuple[int, int], nbytes: int) -> bool:
-        """Say whether two ranges of storages hold the same bytes. Their buffers are used again and again."""
+        """Return whether two ranges of storages, ``nbytes`` from ``starts`` on, hold the same bytes."""
         ranges = []
         for storage, start, path in zip(storages, starts, self._paths, strict=True):
             with about(path):
@@ -164,7 +164,7 @@ class ValueComparer:
             for (source, offset, path), buffer in zip(ranges, buffers, strict=True):
                 with about(path):
                     source.read_into(offset + position, memoryview(buffer)[: nbytes - position])
-            if buffers[0] != buffers[1]:  # behind the last bytes, both have what was the same before
+            if buffers[0] != buffers[1]:  # after a shorter last piece, both still have equal bytes
                 return False
         return True
 
@@ -173,25 +173,25 @@ class ValueComparer:
             yield from LazyTensor(name, info).chunks(numel * info.dtype.itemsize, limits=self._limits)
 
     def _compare(self, left: bytes, a: TensorInfo, right: bytes, b: TensorInfo) -> Difference | None:
-        """Return by how much elements differ or, where numpy is missing, which: all that bits of one type can tell."""
+        """Return by how much elements differ; without numpy, only which do, and only if they are of one type."""
         if self.numpy_missing is None:
             try:
                 return differences.compare(left, a.dtype.name, right, b.dtype.name, self._tolerance)
             except MissingPackage as error:
-                self.numpy_missing = error  # to import it for every block would take long
+                self.numpy_missing = error  # trying the import for every block would take long
         if a.dtype != b.dtype or self._tolerance is not None:
             raise self.numpy_missing
         return differences.compare_bits(left, right, a.dtype.itemsize)
 
 
 def _piece_nbytes(storage: StorageRef | None) -> int:
-    """Return what is best read at a time: of a tensor in many pieces, a band has little of each."""
+    """Return how many bytes are best read at a time; for a tensor in pieces, complete rows of them."""
     source = storage.source if storage is not None else None
     return source.band_nbytes if isinstance(source, PiecesSource) else PIECE_NBYTES
 
 
 def _alike(a: TensorInfo, b: TensorInfo) -> bool:
-    """Say whether two tensors hold the same elements if their memory, from the first to the last, is the same."""
+    """Return whether equal bytes, from the first to the last element, mean that two tensors have equal elements."""
     if a.dtype != b.dtype or (a.conj, a.neg) != (b.conj, b.neg) or a.storage is None or b.storage is None:
         return False
     if a.storage.big_endian != b.storage.big_endian and a.dtype.swap_nbytes > 1:
@@ -211,7 +211,7 @@ def _span_nbytes(info: TensorInfo) -> int:
 
 def _index(info: TensorInfo, element: int) -> tuple[int, ...]:
     shape, packed = info.shape, info.dtype.packed
-    if packed > 1 and shape:  # bytes were counted: name the first element of one
+    if packed > 1 and shape:  # ``element`` counts bytes: return the first element of one
         shape = (*shape[:-1], -(-shape[-1] // packed))
     found = tuple(element // step % size for size, step in zip(shape, row_major(shape), strict=True))
     return (*found[:-1], found[-1] * packed) if found else ()
