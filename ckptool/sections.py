@@ -138,12 +138,15 @@ def _aligned(table: Table, width: int | None) -> Iterator[str]:
         others = [min(room, width // 2) for room in others]
         left = width - sum(_GAP + room for room in others)
         widths = [max(min(name, _narrowest(width)), min(name, left)), *others]
+    sides = zip(table.numbers, widths, strict=True)
+    plain = (" " * _GAP).join(f"{{:{'>' if number else '<'}{room}}}" for number, room in sides)
     for row in (table.headers, *table.rows):
-        cells = [
-            padded(cell if width is None else cut_middle(cell, room), room, right=number)
-            for cell, room, number in zip(row, widths, table.numbers, strict=True)
-        ]
-        yield (" " * _GAP).join(cells).rstrip()
+        cells = row if width is None else [cut_middle(cell, room) for cell, room in zip(row, widths, strict=True)]
+        if "".join(cells).isascii():  # a cell of the terminal for each character
+            yield plain.format(*cells).rstrip()
+            continue
+        columns = zip(cells, widths, table.numbers, strict=True)
+        yield (" " * _GAP).join(padded(cell, room, right=number) for cell, room, number in columns).rstrip()
 
 
 def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
@@ -168,7 +171,8 @@ def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
 
 
 def _widths(table: Table) -> list[int]:
-    return [max(map(_cells, column)) for column in zip(table.headers, *table.rows, strict=True)]
+    columns = zip(table.headers, *table.rows, strict=True)
+    return [max(map(len if "".join(column).isascii() else _cells, column)) for column in columns]
 
 
 def _narrowest(width: int) -> int:

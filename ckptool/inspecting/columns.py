@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -44,6 +45,8 @@ def _of_info(
     header: str, raw: Callable[[TensorInfo], object], shown: Callable[[Any], str] = str, *, is_number: bool = True
 ) -> Column:
     """Return a column of what the file says of a tensor by itself, with how it is shown to people."""
+    if is_number:  # most tensors share a few sizes
+        shown = lru_cache(1024)(shown)
     return Column(header, is_number, lambda _name, info, _related: shown(raw(info)), raw)
 
 
