@@ -18,7 +18,7 @@ from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
 from ckptool.tensors.reading import CODES, LazyTensor
 from ckptool.tensors.tensor import identity
 from ckptool.torch_ops.packages import needed
-from ckptool.torch_ops.statistics import as_float64, or_none
+from ckptool.torch_ops.statistics import as_float64, inner, or_none
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -227,9 +227,9 @@ def likeness(name: str, pieces: Iterable[tuple[bytes, bytes]], a_type: str, b_ty
             left_out += int(finite.size - finite.sum())
             a, b = a[finite], b[finite]
         with np.errstate(all="ignore"):
-            aa, bb, ab = aa + float(np.dot(a, a)), bb + float(np.dot(b, b)), ab + float(np.dot(a, b))
+            aa, bb, ab = aa + inner(a, a), bb + inner(b, b), ab + inner(a, b)
             a = a - b
-            dd += float(np.dot(a, a))
+            dd += inner(a, a)
     norm_a, norm_b = math.sqrt(aa), math.sqrt(bb)
     cosine = max(-1.0, min(1.0, ab / (norm_a * norm_b))) if norm_a * norm_b else None
     relative = math.sqrt(dd) / norm_b if norm_b else None

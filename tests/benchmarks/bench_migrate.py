@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ MAPPED = (
     "save_file(torch.load(sys.argv[1], mmap=True, weights_only=True), sys.argv[2])"
 )
 PLAIN = MAPPED.replace("mmap=True, ", "")
+FLOATS = '{f"layers.{at}.weight": torch.randn(2048, 2048) / 50 for at in range(120)}'
 MIGRATE = [*CKPTOOL, "migrate", "--force"]
 
 
@@ -50,6 +52,7 @@ def main() -> int:
         ]
         held.append(folders(files["zip"], out, given.runs))
         held.append(experts(out, given.runs))
+        held.append(casts(out, given.runs))
         held.append(ten_times_as_large(out))
     return 0 if all(held) else 1
 
@@ -72,12 +75,15 @@ def compare(
         commands["torch.load(mmap=True) + save_file"] = [sys.executable, "-c", MAPPED, *peer]
     commands["torch.load + save_file"] = [sys.executable, "-c", PLAIN, *peer]
     commands["cat"] = ["sh", "-c", 'cat "$0" > "$1"', *peer]
+    commands["cat and sync"] = ["sh", "-c", 'cat "$0" > "$1"; sync "$1"', *peer]
     figures = processes_in_turn(commands, runs, anew=(target, Path(peer[1])))
     wall = {"torch.load(mmap=True) + save_file": mapped, "torch.load + save_file": plain}
     checks = bounds(figures, wall=wall, peak=96)
     if copy is not None:
         ratio = figures["migrate --no-verify"].wall / figures["cat"].wall
         checks.append(at_most("not verified, {:.2f} of cat", ratio, copy))
+        ratio = figures["migrate"].wall / figures["cat and sync"].wall
+        checks.append(at_most("verified and on the disk, {:.2f} of cat and sync", ratio, 1.2))
     return report(f"{title}: {source.stat().st_size:,} bytes", figures, checks)
 
 
@@ -117,16 +123,29 @@ def experts(folder: Path, runs: int) -> bool:
         "stacked": [*MIGRATE, str(source), str(stacked), *by_recipe],
         "apart": [*MIGRATE, str(stacked), str(apart), *by_recipe, "--reverse"],
         "one file": [*MIGRATE, str(source), str(folder / "a.safetensors")],
-        "cat": ["sh", "-c", f"cat {source} > {folder}/a.safetensors; sync {folder}/a.safetensors"],
+        "cat and sync": ["sh", "-c", f"cat {source} > {folder}/a.safetensors; sync {folder}/a.safetensors"],
     }
     measure(commands["stacked"])
     figures = processes_in_turn(commands, runs, anew=(apart, folder / "a.safetensors"))
-    plain = figures["one file"]
     checks = [
-        at_most(f"{name}: {{:.2f}} of one file", figures[name].wall / plain.wall, 1.15) for name in list(commands)[:2]
+        at_most(f"{name}: {{:.2f}} of {other}", figures[name].wall / figures[other].wall, 1.15)
+        for name in list(commands)[:2]
+        for other in list(commands)[2:]
     ]
     checks += [at_most(f"{name}: peak {{:.1f}} MiB", figures[name].peak, 64) for name in list(commands)[:2]]
     return report(f"experts: {source.stat().st_size:,} bytes", figures, checks)
+
+
+def casts(folder: Path, runs: int) -> bool:
+    """Compare a cast of 2 GB of float32 with a migration that casts nothing."""
+    source, target = folder / "float32.safetensors", folder / "cast.safetensors"
+    made = f"import torch; from safetensors.torch import save_file; save_file({FLOATS}, {str(source)!r})"
+    subprocess.run([sys.executable, "-c", made], check=True)
+    ours = [*MIGRATE, str(source), str(target)]
+    commands = {"--dtype bfloat16": [*ours, "--dtype", "bfloat16"], "no cast": ours}
+    commands["import torch"] = [sys.executable, "-c", "import torch"]
+    figures = processes_in_turn(commands, runs, anew=(target,))
+    return report(f"cast: {source.stat().st_size:,} bytes", figures, bounds(figures, cpu={"no cast": 1.3}))
 
 
 def header(names: list[str], shape: list[int]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ def assert_equal(found: dict[str, Any], values: torch.Tensor) -> None:
     expected, _ = np.histogram(finite, 8)
     assert sum(found["histogram"]) == finite.size
     assert np.abs(np.array(found["histogram"]) - expected).sum() <= 0.03 * finite.size + 2
+
+
+@each("verb", ["stat", "diff", "check"])
+def test_no_threads_wait_for_each_other_in_a_loop(tmp_path: Path, verb: str) -> None:
+    torch.save({"w": torch.randn(4 << 20)}, tmp_path / "a.pth")
+    torch.save({"w": torch.randn(4 << 20)}, tmp_path / "b.pth")
+    options = {"stat": [], "diff": [str(tmp_path / "b.pth"), "--stat"], "check": ["--values"]}[verb]
+    started, own = time.process_time(), time.thread_time()
+
+    invoke([verb, str(tmp_path / "a.pth"), *options])
+
+    assert time.process_time() - started < 1.3 * (time.thread_time() - own)
 
 
 def test_every_type_is_as_its_float64_reference(tmp_path: Path) -> None:
