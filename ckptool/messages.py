@@ -156,6 +156,11 @@ def not_cast(kept: Sequence[str]) -> str:
     return f"{counted(len(kept), 'tensor')} not cast, of types that no cast is about: {some(kept)}"
 
 
+def no_values(names: Sequence[str]) -> str:
+    """Say which tensors were saved from the meta device."""
+    return f"{counted(len(names), 'tensor')} on the meta device, without values: {some(names)}"
+
+
 def zero_now(shares: Mapping[str, float], dtype: str) -> str:
     """Return the text for tensors with values too small for a type: ``shares`` of the nonzero ones, by name."""
     listed = some([f"{name} ({'all' if share == 1 else f'{share:.1%}'})" for name, share in shares.items()])

@@ -19,7 +19,7 @@ from ckptool.checkpoints.completeness import REFERENCE, halves_alone, holes_in, 
 from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.summary import may_be_quantized, summarise, wrapper_prefixes_of
 from ckptool.formats.filenames import ENGINE
-from ckptool.messages import counted, some
+from ckptool.messages import counted, no_values, some
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
@@ -224,8 +224,7 @@ def without_values(checkpoint: Checkpoint) -> Iterator[Finding]:
     empty = [name for name, tensor in on_meta.items() if tensor.info.storage is None]
     tagged = [name for name in on_meta if name not in empty]
     if empty:
-        fact = f"{counted(len(empty), 'tensor')} on the meta device, without values: {some(empty)}"
-        yield note("CK126", fact, "Save them from the device that they are computed on.")
+        yield note("CK126", no_values(empty), "Save them from the device that they are computed on.")
     if tagged:
         fact = f"torch.load() gives {counted(len(tagged), 'tensor')} no values, for their tag is meta: {some(tagged)}"
         yield note("CK126", fact, *migration(checkpoint, _TO_CPU, to="cpu"))

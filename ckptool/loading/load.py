@@ -43,7 +43,7 @@ from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import MapLocation, placement
 from ckptool.loading.memory.threads import castable
 from ckptool.loading.shard import Shard, share_of
-from ckptool.messages import show, some
+from ckptool.messages import no_values, show, some
 from ckptool.names import renaming
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import Origin
@@ -135,6 +135,9 @@ def load(
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, taken, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
+            infos = ((name, one.info) for name, one in taken.tensors.items())
+            if empty := [name for name, info in infos if info.location == "meta" and info.storage is None]:
+                logger.warning("%s: %s", checkpoint.path, show(no_values(empty)))
             return state
 
     with gc_paused():  # until the tree of nodes is freed

@@ -19,7 +19,7 @@ from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
 from ckptool.errors import Failure, MigrationRefused
 from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.safetensors import ORDER_KEY
-from ckptool.messages import FORMS, counted, counts, cut, grouped, not_cast, show, show_nbytes, some
+from ckptool.messages import FORMS, counted, counts, cut, grouped, no_values, not_cast, show, show_nbytes, some
 from ckptool.migration import selection
 from ckptool.migration.casting import Cast
 from ckptool.migration.changes import Changes, DeviceTags, TargetForm, new_tag, retagged
@@ -245,6 +245,8 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield from left_behind(checkpoint)
     if _leaves_settings(checkpoint, plan):
         yield f"{ADAPTER!r} beside the source stays there, and says how strong the adapter is: copy it, too"
+    if empty := [str(name) for name, info in plan.expected if info.location == "meta" and info.storage is None]:
+        yield no_values(empty)
     yield from _stays_on_devices(plan, changes)
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan, changes)

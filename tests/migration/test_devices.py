@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptool import check, migrate, open_checkpoint
+from ckptool import check, load, migrate, open_checkpoint
 from tests import build
 from tests.device.tags import WRAPPERS, OfADevice, real
 from tests.each import each
@@ -243,6 +243,18 @@ def test_what_is_no_device_is_refused_with_what_was_meant(device: str, said: str
     error = refused(source, tmp_path / "b.pth", to=device, kind="not-a-device")
     assert error.hint
     assert said in error.hint
+
+
+def test_weights_without_values_are_named_by_whoever_gives_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save({"w": torch.ones(2, device="meta")}, tmp_path / "in.pth")
+    said = "1 tensor on the meta device, without values: w"
+
+    assert load(tmp_path / "in.pth", "cpu")["w"].is_meta
+    assert said in caplog.text
+    for form in ("state_dict", "dcp"):
+        assert said in migrate(tmp_path / "in.pth", tmp_path / form, form=form).notes
 
 
 def test_a_note_says_that_torch_gives_tensors_on_meta_no_values(tmp_path: Path) -> None:

@@ -428,10 +428,11 @@ def test_space_is_looked_for_before_anything_is_written(folder: Path, monkeypatc
     monkeypatch.setattr(Output, "fill", never)
 
     for name in ("out.pth", "out.safetensors"):
-        error = refused(folder / "model.pth", folder / name, kind="disk-full", match="not enough space")
-        assert error.actual == 500
-        assert error.needed is not None
-        assert error.needed > 700
+        for dry_run in (True, False):
+            error = refused(folder / "model.pth", folder / name, dry_run=dry_run, kind="disk-full", match="not enough")
+            assert error.actual == 500
+            assert error.needed is not None
+            assert error.needed > 700
 
 
 # A source that changes
