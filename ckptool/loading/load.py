@@ -135,9 +135,6 @@ def load(
             assembly = Assembly(place, mmap=mmap, dtype=cast_to, cancellation=limits.cancellation)
             state = torch_state_dict(checkpoint, taken, assembly, progress, allow_missing=allow_missing)
             checkpoint.check_unchanged()
-            infos = ((name, one.info) for name, one in taken.tensors.items())
-            if empty := [name for name, info in infos if info.location == "meta" and info.storage is None]:
-                logger.warning("%s: %s", checkpoint.path, show(no_values(empty)))
             return state
 
     with gc_paused():  # until the tree of nodes is freed
@@ -155,7 +152,10 @@ def _taken(
 ) -> Weights:
     """Return the weights to load: dense if ``breaks_quantized`` is None, else the shard; if False, check the cast."""
     refuse_broken(chosen.tensors.values())
-    if arrays := [one.info for one in chosen.tensors.values() if one.info.is_array]:
+    infos = {name: one.info for name, one in chosen.tensors.items()}
+    if empty := [name for name, info in infos.items() if info.location == "meta" and info.storage is None]:
+        logger.warning("%s: %s", checkpoint.path, show(no_values(empty)))
+    if arrays := [info for info in infos.values() if info.is_array]:
         made, hint = storages_nbytes(arrays), "Take some of them with `include=`."
         refuse_repeated(made, checkpoint.file_nbytes, limits, hint)
     if breaks_quantized is None:

@@ -90,7 +90,8 @@ class LazyTensor:
         """
         Return the tensor as ``load`` would give it: on the CPU, with its own strides, sparse or quantised if it is.
 
-        It shares memory with no other tensor. ``load`` keeps such sharing, among the tensors of a state dict.
+        It shares memory with no other tensor. ``load`` keeps such sharing, among the tensors of a state dict. A local
+        file is mapped, as by ``load``: to truncate it kills the process.
 
         Raises:
             UnsupportedFeature: Only code of its own can make it, or this torch does not have its type.
