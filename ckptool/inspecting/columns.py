@@ -1,4 +1,4 @@
-"""Columns of tables of tensors: which there are, and what each says of one."""
+"""Columns of tables of tensors: their names, their headers, and how each gets its value from a tensor."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 _SHARED_SHOWN = 3
 LONGEST_CELL: Final = 256
-"""What a cell shows at most where all are as wide as the longest, and of whatever is no name."""
+"""Most characters in a cell if all are as wide as the longest one, and in a cell that is not a name."""
 
 
 class Related(NamedTuple):
-    """What the tensors of a file have to do with each other, by name."""
+    """How the tensors of a file are related, by name."""
 
     shared: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """All names of tensors that share memory."""
+    """The names of all tensors that share memory with a tensor, its own included."""
     parameters: Mapping[str, str] = MappingProxyType({})
-    """The parameter that an optimizer keeps a tensor for."""
+    """The parameter for which an optimizer keeps a tensor."""
 
 
 class Column(NamedTuple):
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 def _of_info(
     header: str, raw: Callable[[TensorInfo], object], shown: Callable[[Any], str] = str, *, is_number: bool = True
 ) -> Column:
-    """Return a column of what the file says of a tensor by itself, with how it is shown to people."""
+    """Return a column whose value depends only on the facts of a tensor; ``shown`` makes the text for people."""
     if is_number:  # most tensors share a few sizes
         shown = lru_cache(1024)(shown)
     return Column(header, is_number, lambda _name, info, _related: shown(raw(info)), raw)
@@ -93,7 +93,7 @@ COLUMNS: dict[str, Column] = {
     "shared_with": Column("shared with", False, _shared_with),
     "pieces": Column("pieces", False, _pieces),
 }
-"""Each is called as its header, with ``_`` for a space."""
+"""By name, which is the header with ``_`` for a space."""
 _OTHER_NAMES = {"numel": "elements", "parameters": "elements", "nbytes": "bytes", "parameter": "of_parameter"}
 DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "elements", "size")
 
@@ -111,13 +111,13 @@ OTHER_SORT_KEYS = {"numel": "elements", "parameters": "elements", "bytes": "size
 
 
 def column_named(text: str) -> str:
-    """Return the name of a column as spelt here; a text that names none is returned as it is."""
+    """Return the name of the column that a text means; an unknown one is returned in the same spelling."""
     name = "_".join(text.lower().replace("-", " ").split())
     return _OTHER_NAMES.get(name, name)
 
 
 def tensor_file_offset(info: TensorInfo) -> int | None:
-    """Return the offset of a tensor's first element in the file; None where its bytes are not there as they are."""
+    """Return the offset of a tensor's first element in the file; None if its bytes are not there as plain bytes."""
     start = info.storage.file_offset if info.storage else None
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
 
@@ -126,9 +126,9 @@ def tensor_table(
     checkpoint: Checkpoint, tensors: Iterable[LazyTensor], columns: Sequence[str], *, is_raw: bool = False
 ) -> Table:
     """
-    Return a row for each tensor, and one for each part of a tensor that is in parts.
+    Return a table with a row for each tensor, and one for each part of a tensor.
 
-    If it is raw, for programs, headers are the names of columns, and numbers are numbers, in elements and bytes.
+    With ``is_raw``, for programs, headers are the names of columns, and numbers are numbers, in elements and bytes.
     """
     chosen = [COLUMNS[name] for name in columns]
     related = _related(checkpoint, columns)

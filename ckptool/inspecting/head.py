@@ -1,4 +1,4 @@
-"""The head of what is said of a checkpoint: what it is, fact by fact, what is notable, and how it is loaded."""
+"""The head of a report on a checkpoint: facts about what it is, findings, and how to load it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _ROLES = {
     "leftover": "shard of another save",
     "incomplete": "incomplete",
 }
-"""What is in a training, or adjacent to a checkpoint, in words."""
+"""Texts for the roles of training states, and of files beside a checkpoint."""
 
 
 class Room(NamedTuple):
-    """How many items of a list, characters of the metadata and characters of a name are said of a file in a line."""
+    """How many items of a list, characters of the metadata and characters of a name are shown in a line."""
 
     extras: int = 8
     metadata: int = 200
@@ -72,7 +72,7 @@ def head_sections(
     *,
     whole: bool = False,
 ) -> Iterator[Section]:
-    """Yield what a file is, fact by fact; ``whole`` cuts none, and leaves nothing out."""
+    """Yield the path, facts, findings and commands for a file; ``whole`` cuts none, and leaves nothing out."""
     yield show(f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path)
     for fact in head_facts(checkpoint, summary, WHOLE if whole else SHORT):
         yield fact._replace(most=None) if whole else fact
@@ -80,7 +80,7 @@ def head_sections(
         why = "" if digest.error is None else digest.error.message
         yield Fact("digest", [digest.digest or f"none: {show(why)}"])
     to_load = list(_to_load(checkpoint))
-    # How to get the weights is said at the end, once; with what takes off a prefix, there.
+    # How to get the weights is shown once: at the end, unless the command of a finding does that, too.
     others = [one._replace(hint=None, command=None) if one.code == "CK404" and to_load else one for one in findings]
     yield from finding_facts(others)
     has_command = any((one.command or "").startswith("ckptool migrate") for one in others)
@@ -88,7 +88,7 @@ def head_sections(
 
 
 def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield what loads the weights where that takes more than plain ``torch.load``, and what writes them alone."""
+    """Yield how to load the weights if that takes more than plain ``torch.load``, and how to write them alone."""
     where = f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path
     weights, family = checkpoint.weights, family_in(checkpoint)
     if family is not None and family.name in ("LoRA", "DoRA"):
@@ -105,7 +105,7 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
         return
     model = "model" if walk is None else _model_of(dict(walk.modules))
     yield f"in Python: ckptool.load_into({model}, {where!r})"
-    if model != "model":  # which may be lost
+    if model != "model":  # its code may be lost
         yield f"code of {model.removesuffix('()')}, without forward(): {command_line(where, 'inspect', skeleton=True)}"
     yield f"Run: {command}"
     averages = [one for one in checkpoint.state_dicts if one.role == "ema" and one is not weights and one.key]
@@ -115,7 +115,7 @@ def _to_load(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _model_of(classes: Mapping[str, str]) -> str:
-    """Return the call that makes a model, in a wrapper or not, of the classes of its modules by their paths."""
+    """Return the Python call that makes a model, without wrappers; ``classes`` are those of its modules, by path."""
     path = ""
     while (inside := f"{path}.{COMPONENTS.get(classes.get(path, ''), '')}".strip(".")) in classes and inside != path:
         path = inside
@@ -124,7 +124,7 @@ def _model_of(classes: Mapping[str, str]) -> str:
 
 
 def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> Iterator[Fact]:
-    """Yield what a file is; what there is nothing to say about is left out."""
+    """Yield the facts about a file; those without items are left out."""
     yield from (fact for fact in _facts(checkpoint, summary, room) if fact.items)
 
 
@@ -183,7 +183,7 @@ def _numel(summary: Summary) -> str:
 
 
 def family_in(checkpoint: Checkpoint) -> Family | None:
-    """Return the known family that a file is of, as its tensors look, or a configuration beside it says."""
+    """Return the known family of a file, judged by its tensors, or by a configuration beside it."""
 
     def settings() -> Mapping[str, object]:
         from ckptool.formats.json_beside import object_beside  # few files have names of PEFT
@@ -194,7 +194,7 @@ def family_in(checkpoint: Checkpoint) -> Family | None:
 
 
 def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
-    """Return the adapter that a file holds, with its base model where the file, or a configuration beside it, says."""
+    """Return the adapter that a file holds, with its base model if the file, or a configuration beside it, names it."""
     found = adapter_of(checkpoint)
     if found is None or found.base is not None:
         return found
@@ -226,7 +226,7 @@ def _form(checkpoint: Checkpoint, room: Room) -> str:
 
 
 def _extras(extras: Sequence[tuple[str, Inert]], room: Room) -> str:
-    """Return what is not a tensor, the outermost first, and how many more there are."""
+    """Return a text of the values that are not tensors, the outermost first, and how many more there are."""
     outermost = sorted(extras, key=lambda extra: extra[0].count("."))
     shown = [_extra(path, node, room) for path, node in outermost[: room.extras]]
     return show(some([*shown, *(path for path, _ in outermost[room.extras :])], room.extras))
@@ -244,7 +244,7 @@ def _extra(path: str, node: Inert, room: Room) -> str:
 
 
 def _beside(found: Beside, path: str) -> str:
-    """Return one line about a file or folder that lies beside the checkpoint, or in the folder that it is."""
+    """Return one line about a file or folder beside the checkpoint, or in it, if it is a folder."""
     folder, name = os.path.split(found.path.rstrip(f"/{os.sep}"))
     shown = name if folder in (path, os.path.dirname(path)) else found.path
     facts = [_ROLES.get(found.role, found.role)]

@@ -1,8 +1,8 @@
 """
-``inspect``: what is in a checkpoint, as a report, and as an object for JSON; and what it says beside its tensors.
+``inspect``: what is in a checkpoint, as a report, as an object for JSON, and its metadata as lines.
 
-That is the text of safetensors' ``__metadata__`` and of an index, and every value of a pickled tree that is no tensor.
-Text stays as it is, but for JSON too long for a line; of what JSON has no value for, a line says what it is.
+Metadata is the text of safetensors' ``__metadata__`` and of an index, and each value of a pickled tree that is not a
+tensor. JSON that is too long for a line is laid out; values that JSON does not have are described in a line.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class InspectReport:
     def __init__(self, checkpoint: Checkpoint, digest: Known | None = None) -> None:
         self.path = checkpoint.path
         self.digest = digest and digest.digest
-        """The fingerprint of the weights; None if not asked for, or if there is none."""
+        """The fingerprint of the weights; None if not requested, or if there is none."""
         self.summary = summarise(checkpoint)
         """Counts over all tensors."""
         self.findings = findings_of(checkpoint)
-        """What is notable, as far as the index shows that."""
+        """What is notable, as far as the index shows."""
         self._checkpoint = checkpoint
         self._digest = digest
         # The file may be closed later: all that has to be read of it is read now.
         self._head = list(head_sections(checkpoint, self.summary, self.findings, digest, whole=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON, as the command line prints it."""
+        """Return the report for JSON, as the command line prints it."""
         tensors = self._checkpoint.tensors.values()
         found = inspect_object(self._checkpoint, self.findings, tensors, self._digest)
         return {**found, "tensors": list(found["tensors"])}
@@ -109,9 +109,9 @@ def inspect(origin: Origin, *, digest: bool = False, limits: Limits = DEFAULT_LI
 def inspect_object(
     checkpoint: Checkpoint, findings: Sequence[Finding], tensors: Iterable[LazyTensor], digest: Known | None = None
 ) -> dict[str, Any]:
-    """Return the object; its tensors are made as they are asked for."""
+    """Return the object for JSON; its ``tensors`` are an iterator, which makes their objects one by one."""
     summary = as_json(summarise(checkpoint))
-    del summary["is_plain"]  # a matter of this code
+    del summary["is_plain"]  # internal
     asked = {} if digest is None else {"digest": digest.digest, "digest_error": digest.error and digest.error.kind}
     groups = sharing(checkpoint.tensors.values())
     shared = {name: group for group in groups for name in group}
@@ -244,11 +244,11 @@ def _pieces_json(pieces: Cut) -> dict[str, object]:
 
 _LINE: Final = 100
 _MOST_VALUES: Final = 1 << 16
-"""In one entry: the same list may be held many times over."""
+"""Most values in one entry, which may contain the same list many times over."""
 
 
 def metadata_lines(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield a line for each key, and more where its value is JSON, or holds others, and is long."""
+    """Yield a line for each key, and more if its value is long, and is JSON or a container."""
     for key, text in checkpoint.metadata.items():
         yield from _lines(key, text, _in_json(text))
     for path, node in checkpoint.extras:
@@ -261,7 +261,7 @@ def _lines(key: str, text: str, value: object) -> Iterator[str]:
     is_long = isinstance(value, dict | list | tuple) and len(text) > _LINE
     try:
         lines = _dumped(value, indent=2).split("\n") if is_long else [text]
-    except RecursionError:  # one that parsers follow, and nobody reads
+    except RecursionError:  # nested too deep to lay out
         lines = [text]
     yield f"{show(key)}: {show(lines[0])}"
     yield from map(show, lines[1:])
@@ -276,7 +276,7 @@ def _of_no_json(value: Any) -> object:
 
 
 def _in_json(text: str) -> object:
-    """Return what a text is as JSON; None where it is none."""
+    """Return the value of a text that is a JSON object or list; None for other texts."""
     try:
         return parse(text.encode(), "an entry", "metadata") if text[:1] in ("{", "[") else None
     except (UnreadableFile, UnicodeEncodeError):
@@ -284,7 +284,7 @@ def _in_json(text: str) -> object:
 
 
 def _plain(node: Inert) -> tuple[str, object]:
-    """Return a value on a line, and as JSON can have it: objects by their attributes, other code in words."""
+    """Return a value as one line, and as JSON can have it: objects by their attributes, other code as text."""
     seen = count()
 
     def leaf(_: Inert) -> None:
@@ -297,5 +297,5 @@ def _plain(node: Inert) -> tuple[str, object]:
     try:
         found = plain_value(node, leaf, None, other)
         return found if isinstance(found, str) else _dumped(found), found
-    except (UnsupportedFeature, LimitExceeded, TypeError):  # of what JSON has no key for
+    except (UnsupportedFeature, LimitExceeded, TypeError):  # TypeError: keys that JSON does not have
         return describe(node), None

@@ -1,11 +1,11 @@
 """
-Pickled ``nn.Module`` → Python code of classes with its names, shapes and layers. What forward() does is in no file.
+Writes Python code of classes with the names, shapes and layers of a pickled ``nn.Module``; no file has its forward().
 
-A module of torch.nn is a call, if its attributes give just the entries that the file has. Any other gets a class.
-Modules of one class whose lines differ in values alone share it: these values are arguments.
+A module of torch.nn becomes a call, if its attributes imply exactly the entries in the file. Any other gets a class.
+Modules of one class whose lines differ only in values share it: these values are arguments.
 
-Of what a file says, only this becomes code: names that are identifiers, numbers, and texts as literals of ASCII. All
-else is in comments of one line.
+Only this of a file becomes code: names that are identifiers, numbers, and texts as literals of ASCII. All else is in
+comments of one line.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MOST_CLASSES: Final = 1_000
 _LONGEST: Final = 100
 _WIDTH: Final = 110
 _MOST_BELOW: Final = 16
-"""Modules in a layer of torch.nn."""
+"""Most modules in a layer of torch.nn."""
 _FEW: Final = 2
-"""Items of a list that are alike, and are written one by one."""
+"""Most equal items of a list that are written one by one."""
 _OF_MODULES: Final = re.compile(r"training|_(backend|version|parameters|\w*buffers\w*|modules|\w*_hooks?(_\w+)?)")
 """Attributes that torch gives every module."""
 _METHODS: Final = frozenset(
@@ -48,27 +48,27 @@ _METHODS: Final = frozenset(
         "T_destination",
     )
 )
-"""Names that a module has for something else: torch takes no parameter or buffer of them."""
+"""Names of a module's own methods: torch refuses parameters and buffers with them."""
 _TAKEN: Final = frozenset(("OrderedDict", "dict", "float", "model", "nn", "range", "self", "setattr", "super", "torch"))
 """Names that the code uses itself."""
 _CLOSING: Final = {"(": ")", "[": "]"}
 
 
 class _Value(NamedTuple):
-    """A literal, and the one that need not be said."""
+    """A literal as code, and the default that is not written."""
 
     text: str
     default: str | None = None
 
 
 class _Made(NamedTuple):
-    """What a call makes: ``callee`` is what stands before its arguments; empty for a class that is written here."""
+    """What a call makes: ``callee`` is the code before its arguments; empty for a class that is written here."""
 
     callee: str
     known: tuple[tuple[str, _Part], ...] = ()
     cls: _Class | None = None
     number: int = 0
-    """Which module of its class this is."""
+    """The index of this module among those of its class."""
 
     @property
     def arguments(self) -> Iterable[tuple[str, _Part]]:
@@ -78,11 +78,11 @@ class _Made(NamedTuple):
 
 _Part: TypeAlias = "_Value | _Made"
 _Line: TypeAlias = "tuple[str, str, _Part | None]"
-"""What stands before, what it is about, and what is made there; None for a comment."""
+"""The code before a part, the name that it is about, and the part; for a comment, the text, the name, and None."""
 
 
 class _Class:
-    """A class to be written: the lines that make each module of it, and what the class takes as arguments of these."""
+    """A class to be written: for each module of it, the lines that make it, and the arguments of the class."""
 
     def __init__(self, name: str, full_name: str) -> None:
         self.name, self.full_name = name, full_name
@@ -123,7 +123,7 @@ def skeleton(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 class _Writer:
-    """The classes that modules need, those of modules inside others before these."""
+    """Collects the classes that modules need; those of inner modules come first."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.classes: list[_Class] = []
@@ -134,7 +134,7 @@ class _Writer:
         self.names = set(_TAKEN)
 
     def model(self, found: StateDict) -> tuple[_Part, list[tuple[str, str, str]]]:
-        """Return what makes a model, and literals of what is tied in it: module, name, path of the other parameter."""
+        """Return the part that makes a model, and its ties as literals: module, name, path of the other parameter."""
         node, head = unbound(found.node), found.head
         while (inside := unwrapped(node, frozenset(COMPONENTS))) is not None:
             head += f"{COMPONENTS[nodes.class_name(node)]}."
@@ -156,7 +156,7 @@ class _Writer:
         return part, ties
 
     def _part(self, node: Inert, path: str, depth: int) -> _Part | None:
-        """Return what makes a module; None for what is none. One that is met again is made in the same way."""
+        """Return the part that makes a module; None if the node is not one. A node always gives the same part."""
         if depth > _DEEPEST:
             raise LimitExceeded(f"modules nested more than {_DEEPEST} deep", actual=_DEEPEST)
         if id(node) not in self._known:
@@ -187,10 +187,10 @@ class _Writer:
         return _Made("", cls=cls, number=len(cls.modules) - 1)
 
     def _shapes(self, body: Body, path: str) -> _Shapes:
-        """Return the shapes of the entries of a layer and of what is below it, which is little in all layers."""
+        """Return the shapes of the entries of a layer, and of the modules below it, which are few in all layers."""
         found: dict[str, tuple[int, ...] | None] = {}
         todo = [(body, "")]
-        for one, head in todo:  # which grows
+        for one, head in todo:  # the list grows
             for name, value in _named((*one.parameters, *one.buffers)):
                 if value is not None and name not in one.non_persistent:
                     found[f"{head}{name}"] = _shape(self._tensors.get(f"{path}{head}{name}"))
@@ -199,7 +199,7 @@ class _Writer:
         return found
 
     def _lines(self, node: Inert, body: Body, children: list[tuple[Inert, _Part | None]], path: str) -> Iterator[_Line]:
-        """Yield the lines of a constructor: plain values, parameters, buffers, modules; comments on what is no code."""
+        """Yield the lines of a constructor: plain values, parameters, buffers, modules; all else as comments."""
         registered = {
             key for pairs in (body.parameters, body.buffers, children) for key, _ in pairs if type(key) is str
         }
@@ -236,7 +236,7 @@ def _named(pairs: nodes.Pairs) -> Iterator[tuple[str, Inert]]:
 
 
 def _shape(tensor: LazyTensor | None) -> tuple[int, ...] | None:
-    """Return the shape of a tensor that torch.zeros() makes, and that takes no more memory than it has in the file."""
+    """Return the shape of a tensor that torch.zeros() can make in no more memory than it has in the file; else None."""
     info = tensor.info if tensor is not None else None
     if info is None or info.layout != "strided" or info.storage is None or info.dtype.packed > 1:
         return None
@@ -244,7 +244,7 @@ def _shape(tensor: LazyTensor | None) -> tuple[int, ...] | None:
 
 
 def _tensor(tensor: LazyTensor | None, how: str) -> _Part | None:
-    """Return what makes a parameter or a buffer; None if no line can."""
+    """Return the part that makes a parameter or a buffer; None if no line can."""
     shape = _shape(tensor)
     if tensor is None or shape is None:
         return None
@@ -256,7 +256,7 @@ def _tensor(tensor: LazyTensor | None, how: str) -> _Part | None:
 
 
 def _container(name: str, children: Sequence[tuple[Inert, _Part | None]]) -> _Part | None:
-    """Return the call that makes a container of torch.nn without entries of its own; None if it is none."""
+    """Return the call that makes a container of torch.nn without entries of its own; None for other modules."""
     items = tuple((key, part) for key, part in children if part is not None and isinstance(key, str))
     if len(items) < len(children):
         return None
@@ -282,7 +282,7 @@ def _container(name: str, children: Sequence[tuple[Inert, _Part | None]]) -> _Pa
 
 
 def _kind(part: _Part | None) -> object:
-    """Return what is equal for parts that differ in values alone."""
+    """Return an object that is equal for parts that differ only in values."""
     if not isinstance(part, _Made):
         return part and part.default
     if part.cls is not None:
@@ -300,7 +300,7 @@ def _leaves(part: _Part, about: str) -> Iterator[tuple[str, _Value]]:
 
 
 def _share(cls: _Class, taken: set[str]) -> None:
-    """Find out which values differ among the modules of a class: those are its arguments, equal ones together."""
+    """Make arguments of a class of the values that differ among its modules; values that are always equal share one."""
     rows = [[leaf for _, about, part in one if part for leaf in _leaves(part, about)] for one in cls.modules]
     names: dict[tuple[str, ...], str] = {}
     for column in zip(*rows, strict=True):
@@ -328,7 +328,7 @@ def _text_of(cls: _Class) -> Iterator[str]:
 
 
 def _text(part: _Part, texts: Iterator[str], indent: int = 0) -> str:
-    """Return the code of a part, whose values are the next of ``texts``."""
+    """Return the code of a part; its values are taken from ``texts``."""
     if isinstance(part, _Value):
         return next(texts)
     callee = part.callee if part.cls is None else f"{part.cls.name}("
@@ -363,19 +363,19 @@ def _comment(text: str) -> str:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return a name, with a number behind it if it is taken, and take it."""
+    """Return a name, with a number appended if it is taken, and take it."""
     free = next(one for number in count(1) if (one := name if number == 1 else f"{name}{number}") not in taken)
     taken.add(free)
     return free
 
 
 def _is_identifier(name: object) -> bool:
-    """Say whether a name can be an attribute in code. Python would give those with two lines in front another one."""
+    """Return whether a name can be an attribute in code; Python would rename those that begin with two underscores."""
     return _is_usable(name) and str(name).isascii() and str(name).isidentifier() and not iskeyword(str(name))
 
 
 def _is_usable(name: object) -> bool:
-    """Say whether a module can have something under a name."""
+    """Return whether a module can have an entry of a name."""
     return isinstance(name, str) and 0 < len(name) <= _LONGEST and "." not in name and not name.startswith("__")
 
 
@@ -383,9 +383,9 @@ def _is_torchs(name: str) -> bool:
     return name in _METHODS or name.startswith("register_")
 
 
-# A line of the table is about classes. ``name`` is an argument that stands first, ``name=default`` one that need not be
-# said. Behind these, ``<path`` is an attribute of a module below that has the value; ``?entry`` asks whether there is
-# such an entry. Other attributes are no arguments, whoever has put them there.
+# A line of the table is about the classes whose names match. ``name`` is a positional argument, ``name=default`` one
+# with a default. After these, ``<path`` is the attribute of an inner module that has the value; with ``?entry``, the
+# value is whether there is such an entry. Other attributes are not arguments, whoever has set them.
 _TABLE: Final = r"""
 Linear: in_features out_features bias=True?bias
 Bilinear: in1_features in2_features out_features bias=True?bias
@@ -435,20 +435,20 @@ _LONGEST_VALUE: Final = 80
 _MOST_ITEMS: Final = 16
 
 _Shapes: TypeAlias = "Mapping[str, tuple[int, ...] | None]"
-"""The shapes of entries; None where it is not known."""
+"""The shapes of entries; None for one that is not known."""
 _Known: TypeAlias = "tuple[str, Any, str | None]"
-"""An argument: its name, its value, and the default as code; None of those that stand first."""
+"""An argument: its name, its value, and the default as code; None for positional ones."""
 
 
 _ABSENT: Final = object()
-"""What stands for a value that is not there, or that is not plain."""
+"""Stands for a value that is not there, or that is not plain."""
 
 
 def _arguments_of(name: str, module: Inert, shapes: _Shapes) -> list[_Known] | None:
     """
-    Return with which arguments a class of torch.nn makes a layer of these entries, first those without a keyword.
+    Return the arguments with which a class of torch.nn makes a layer with these entries, positional ones first.
 
-    None if the class is not known, if a value is not plain, or if other entries would come of it.
+    Return None if the class is not known, a value is not plain, or the layer would have other entries.
     """
     if (row := _row(name)) is None:
         return None
@@ -503,11 +503,11 @@ def _literal(value: Any) -> str:
 
 
 def _has_just(name: str, values: Mapping[str, Any], shapes: _Shapes) -> bool:
-    """Say whether a layer of these arguments has just these parameters and persistent buffers."""
+    """Return whether a layer with these arguments has exactly these parameters and persistent buffers."""
     left = dict(shapes)
     try:
         for key, *shape in _entries(name, values):
-            if key not in left and key == "num_batches_tracked":  # which torch has since 0.4.1
+            if key not in left and key == "num_batches_tracked":  # torch has it since 0.4.1
                 continue
             if left.pop(key, None) != tuple(shape):
                 return False
@@ -557,7 +557,7 @@ def _of_rnn(name: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     hidden, gates = values["hidden_size"], _GATES[name.removesuffix("Cell")] * values["hidden_size"]
     out = values.get("proj_size") or hidden
     ways = ("", "_reverse") if values.get("bidirectional") else ("",)
-    for layer in range(values.get("num_layers", 1)):  # of which the caller takes no more than there are
+    for layer in range(values.get("num_layers", 1)):  # the caller takes no more of them than there are
         for way in ways:
             end = "" if name.endswith("Cell") else f"_l{layer}{way}"
             yield f"weight_ih{end}", gates, len(ways) * out if layer else values["input_size"]
