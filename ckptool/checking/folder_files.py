@@ -27,7 +27,7 @@ from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import UNTOLD, command_line, is_below, is_far, is_likely, shown_path
-from ckptool.sources.source import Meter
+from ckptool.sources.source import Meter, SliceSource
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -195,11 +195,15 @@ def _leads_out(folder: FolderSource, name: str) -> bool:
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:
-    """Return the identities of the files that a checkpoint was read from."""
-    source = checkpoint.source
-    opened = source.opened() if isinstance(source, FolderSource) else [("", source)]
-    sources = (*(one for _, one in opened), *(shard.source for shard in checkpoint.shards))
-    return {_identity(path) for one in sources if (path := getattr(one, "path", None)) is not None}
+    """Return the identities of the files that were looked at with a checkpoint; others were opened, and no more."""
+    found: set[tuple[int, int] | str | None] = set()
+    sources = [one.source for one in checkpoint.streams] + [one.source for one in checkpoint.archives]
+    for source in (checkpoint.source, *sources, *(one.source for one in checkpoint.shards)):
+        while isinstance(source, SliceSource):
+            source = source.whole
+        if (path := getattr(source, "path", None)) is not None:
+            found.add(_identity(path))
+    return found
 
 
 def _identity(path: str) -> tuple[int, int] | str | None:

@@ -852,6 +852,15 @@ def test_a_piece_of_a_tensor_that_runs_something_is_no_data(tmp_path: Path) -> N
         assert (invoke(["check", "--fail-on", "code", str(writer.folder)]).exit_code == 0) == (grade == "data")
 
 
+@each("name", ["__5_0.distcp", "__0.metadata", "common.pt", "latest", ".metadata.tmp", "a/b"])
+def test_a_file_that_belongs_to_a_layout_and_is_not_read_is_looked_at(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "dcp"
+    shutil.copytree("fixtures/folders/dcp", folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(pickled(RUNS))
+    assert check(folder).grade == "system"
+
+
 @each("first", [pickled({"a": 1}), legacy({"a": 1}), *HONEST.values()])
 def test_bytes_behind_a_neighbour_are_no_data(first: bytes, tmp_path: Path) -> None:
     write = tmp_path / "model.pth", tmp_path / "x.bin"
