@@ -325,7 +325,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     depth, limits = scope.depth, scope.limits
     whole = hashing = None
     if scope.digest:
-        from ckptool.checking.integrity import Hashing  # seldom asked for
+        from ckptool.checking.integrity import Hashing  # rarely requested
 
         hashing = Hashing(checkpoint, limits)
     if depth != "structure":
@@ -457,7 +457,7 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
     found += beside.findings() if beside is not None else ()
     content = None
     if scope.digest:
-        from ckptool.checking.integrity import sha256_of  # seldom asked for
+        from ckptool.checking.integrity import sha256_of  # rarely requested
 
         content = sha256_of(origin, limits.cancellation)
     return CheckReport(

@@ -123,7 +123,7 @@ def judge(policy: Policy, report: CheckReport, origin: str, only: Collection[str
     found = _judged(policy, report, origin, only)
     if found.outcome in ("passes", "other") or not (policy.accept or policy.baseline):
         return found
-    from ckptool.checking.integrity import sha256_of  # seldom asked for
+    from ckptool.checking.integrity import sha256_of  # rarely requested
 
     content = report.sha256 or sha256_of(origin) or ""
     if (reason := policy.accept.get(content)) is not None:

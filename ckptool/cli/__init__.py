@@ -24,9 +24,9 @@ from ckptool.messages import show
 @contextmanager
 def _ends_unread() -> Iterator[None]:
     """
-    End as grep does when `head` has seen enough: quietly, by a signal.
+    End quietly, by a signal, if nobody reads the output any more, as grep does before `head`.
 
-    That is ignored until everything is put away: it would come from a worker or a server that has gone, too.
+    Until then the signal is ignored, because a worker or a server that has gone would raise it, too.
     """
     try:
         yield
@@ -40,14 +40,14 @@ def _ends_unread() -> Iterator[None]:
 
 
 class _Command(Verbs):
-    """The verbs, and what becomes of their errors."""
+    """The verbs; it turns their errors into messages and exit codes."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        """Parse arguments; a help is printed meanwhile."""
-        with _ends_unread():  # click would make an exit code of its own of it
+        """Parse arguments; this may print a help."""
+        with _ends_unread():  # click would exit with another code
             try:
                 return super().make_context(*arguments, **options)
-            except KeyboardInterrupt:  # which click would begin a line for
+            except KeyboardInterrupt:  # click would print a line
                 raise click.exceptions.Exit(130) from None
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -79,7 +79,7 @@ def cli(ctx: click.Context) -> None:
 
 
 _interrupts: list[int] = []
-"""Those that came, also where a package that was being imported made another error of them."""
+"""The interrupts so far; some became other errors in a package that was being imported."""
 
 
 def _interrupt(number: int, _frame: object) -> None:
@@ -99,8 +99,8 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    """Run a verb and return its exit code. Whatever happens is a line on stderr; 1 is left to what a verb found."""
-    if sys.stderr is None:  # closed: what would be said there is lost
+    """Run a verb and return its exit code. Each failure is a line on stderr; code 1 is for what a verb found."""
+    if sys.stderr is None:  # closed: messages are lost
         sys.stderr = io.StringIO()
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedInput()))
@@ -131,7 +131,7 @@ def _exit_code() -> int:
 
 
 class _ClosedInput(io.RawIOBase):
-    """What stands for a standard input that is closed: whoever reads it is told so."""
+    """Stands for a standard input that is closed: reading it raises an error that says so."""
 
     def readable(self) -> bool:
         return True
@@ -154,7 +154,7 @@ def _failed(message: str) -> int:
 
 
 def _said(say: Callable[[], object]) -> int:
-    """Say what went wrong, as far as somebody listens, and return 2; of what an interrupt led to, nothing is said."""
+    """Print what went wrong, if stderr can be written, and return 2; print nothing after an interrupt."""
     if _interrupts:
         return 130
     with suppress(OSError):

@@ -1,7 +1,7 @@
 """
 ``ckptool check``: whether files are whole and safe, will load here, and fit into a model.
 
-Also what makes a gate of it, and of ``scan``: the options that say what fails, and what is let through.
+Also the options of ``check`` and ``scan`` that say what fails, and what is let through.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FAILS: Final = (
 
 
 def gate_options(default: str) -> Callable[[F], F]:
-    """Return what adds the options to a verb, which fails by ``default`` where none is given."""
+    """Return a decorator that adds the options to a verb; ``default`` is what fails if none is given."""
     return together(
         click.option(
             "--fail-on",
@@ -89,7 +89,7 @@ _NEEDED: Final = {
 
 
 def policy_of(options: Mapping[str, Any]) -> Policy | None:
-    """Return what the options say; None if they say nothing."""
+    """Return the policy that the options ask for; None if none of them is given."""
     if not any(options[name] for name in ("fail_on", "policy", "allow", "ignore", "baseline")):
         return None
     try:
@@ -151,7 +151,7 @@ def policy_of(options: Mapping[str, Any]) -> Policy | None:
 @far_options
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
-    Say whether checkpoints are whole and safe, and will load.
+    Return whether checkpoints are whole and safe, and will load.
 
     Nothing in them runs. Each finding has a line, with what to do about it below. The verdict says how much was looked
     at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,
@@ -187,7 +187,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         report = narrowed(report, options["only"])
         yield None if is_other else _Checked(target.shown, report, judged, options, has_policy=policy is not None)
 
-    def failed(target: Target, error: CkptoolError) -> Result:  # not of this file, but of what it is compared with
+    def failed(target: Target, error: CkptoolError) -> Result:  # an error of what files are compared with
         if not (options["as_json"] or options["as_lines"]):
             raise error
         empty = CheckReport(target.shown, "structure", (), error=error)
@@ -201,7 +201,7 @@ _NO_POLICY: Final = Policy()
 
 
 def is_notable(report: CheckReport) -> bool:
-    """Say whether a file that is no checkpoint does something when it is loaded, or may do."""
+    """Return whether loading a file that is not a checkpoint does something, or may do."""
     return bool(report.acts) or any(one.code == "CK209" for one in report.findings)
 
 
@@ -233,7 +233,7 @@ def _list_codes(*, as_json: bool) -> None:
 
 
 class _Checked(Result):
-    """A file that was looked at, even if it could not be opened."""
+    """A file that was checked, even if it could not be opened."""
 
     def __init__(
         self, path: str, report: CheckReport, judged: Judgement, options: dict[str, Any], *, has_policy: bool
@@ -277,7 +277,7 @@ class _Checked(Result):
 
 
 def worst_of(report: CheckReport) -> list[str]:
-    """Return why a file cannot be opened, or the first of the severest findings, with how many more there are."""
+    """Return texts: why a file cannot be opened, or its first most severe finding, and how many more there are."""
     if report.error is not None:
         return [*of_refused(report.acts), f"not opened: {report.error.message}"]  # lines are cut at their end
     found = [one for one in report.findings if one.severity == report.worst != "info"]
@@ -290,4 +290,4 @@ def worst_of(report: CheckReport) -> list[str]:
 
 
 _OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")
-"""What is asked about many files first: what they would run."""
+"""Codes that come first if there are many files: what they would run."""

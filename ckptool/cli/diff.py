@@ -81,7 +81,7 @@ _ASKED: Final = (
     *("key_a", "key_b", "ignore_wrappers", "ignore_order", "ignore_device", "ignore_dtype"),
     *("rtol", "atol", "stat", "recipe", "reverse", "recipe_arguments"),
 )
-"""Options that mean what the arguments of ``ckptool.diff`` mean."""
+"""Options that are arguments of ``ckptool.diff``."""
 
 
 def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> None:
@@ -96,7 +96,7 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
 
 
 def _say_how_to_dequantise(a: str, b: str) -> None:
-    """Print the command that makes the one that is quantised plain, if the other is not."""
+    """Print the command that makes the quantised file plain, if the other is not quantised."""
     from ckptool.checking.advice import dense  # most differ in something else
     from ckptool.formats.json_beside import quantization_of
 
@@ -109,7 +109,7 @@ def _say_how_to_dequantise(a: str, b: str) -> None:
 
 
 class _Compared(Result):
-    """What differs between two files."""
+    """The differences between two files."""
 
     def __init__(self, report: DiffReport, *, quiet: bool) -> None:
         super().__init__(report.a.path)

@@ -127,7 +127,7 @@ class _Inspected(Result):
         self._checkpoint = checkpoint
         self._digest = None
         if options["digest"]:
-            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
+            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is rarely requested
 
             self._digest = digest_or_why(checkpoint)
         self._selection = selection
@@ -141,7 +141,7 @@ class _Inspected(Result):
 
     @cached_property
     def _metadata(self) -> Sequence[str]:
-        from ckptool.inspecting.inspect import metadata_lines  # it is seldom asked for
+        from ckptool.inspecting.inspect import metadata_lines  # rarely requested
 
         return [*metadata_lines(self._checkpoint)]
 
@@ -166,7 +166,7 @@ class _Inspected(Result):
         return [self._checkpoint.format, self._checkpoint.form, *sizes]
 
     def object(self) -> dict[str, object]:
-        from ckptool.inspecting.inspect import inspect_object  # few are asked for
+        from ckptool.inspecting.inspect import inspect_object  # rarely requested
 
         return with_hints(inspect_object(self._checkpoint, self.findings, self._tensors, self._digest))
 
@@ -187,7 +187,7 @@ class _Inspected(Result):
             yield Lines(self._metadata)
             return
         if options["show_skeleton"]:
-            from ckptool.inspecting.skeleton import skeleton  # it is seldom asked for
+            from ckptool.inspecting.skeleton import skeleton  # rarely requested
 
             with about(self.path):
                 yield Lines([*skeleton(checkpoint)])

@@ -23,7 +23,7 @@ _OF_MIGRATE: Final = (
     *("form", "max_shard_size", "config_from", "key", "weights", "dtype", "dequantize"),
     *("force", "dry_run", "quiet", "as_json"),
 )
-"""Options that mean what they mean there."""
+"""Options that are those of ``migrate``."""
 
 
 @click.command(cls=Command)
@@ -86,7 +86,7 @@ merge.params.extend(one for one in migrate.params if one.name in _OF_MIGRATE)
 
 
 def _strong(text: str) -> tuple[str, float]:
-    """Return the path of an adapter, and what it is multiplied by."""
+    """Return the path of an adapter, and its factor."""
     path, equals, number = text.rpartition("=")
     if not equals or os.path.lexists(text):
         return text, 1.0

@@ -51,15 +51,15 @@ _Pair: TypeAlias = tuple[str, str | None]
 """A source, and the path that was given for its result."""
 
 _NAME_OPTIONS = ("strip_prefix", "add_prefix", "rename", "rename_file")
-"""Options that change names, one after the other, as they stand on the command line."""
+"""Options that change names, applied in the order of the command line."""
 _DEVICES = ("cpu", "cuda", "cuda:0", "mps", "xpu", "meta")
-"""Tags that are asked for most."""
+"""The tags that are requested most."""
 
 _UNIT: Final = re.compile(r"[kKMGT]?i?[bB]")
 _TRIES: Final = 2
-"""Of one file of a folder, each by another process;"""
+"""Tries of one file of a folder, each by another process;"""
 _TRIES_ON_RAY: Final = 4
-"""machines that others may take away are lost more often."""
+"""more on Ray, because machines that others may take away are lost more often."""
 
 
 class _DType(click.Choice):  # type: ignore[type-arg]
@@ -242,10 +242,10 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
 
 def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefused | None:
-    """Return the error for globs and patterns that are about no name in any of the sources that can be read."""
+    """Return the error for globs and patterns that match no name in any of the sources that can be read."""
     left: list[Unmatched] | None = None
     for source, target in work:
-        with suppress(Failure):  # what is wrong with this one is said when its turn comes
+        with suppress(Failure):  # its own migration reports what is wrong with it
             found = unmatched(source, target, changes)
             left = found if left is None else [one for one in left if one in found]
         if left == []:
@@ -254,7 +254,7 @@ def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefus
 
 
 def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
-    """Say whether sources are edited; refuse options that are for what is written anew."""
+    """Return whether sources are edited in place; refuse options that are only for that, and paths that cannot be."""
     if not options["in_place"]:
         if options["deep"]:
             raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
@@ -298,14 +298,14 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
 
 
 def _ends_in_folder(paths: Sequence[str]) -> bool:
-    """Say whether the last of several paths is a folder for results that is not there yet."""
+    """Return whether the last of several paths is a folder for results that is not there yet."""
     is_folder = paths[-1].endswith((os.sep, os.altsep or os.sep)) and not is_far(paths[-1])
     return len(paths) > 1 and is_folder and not os.path.lexists(paths[-1])
 
 
 @contextmanager
 def _folder(path: str | None) -> Iterator[None]:
-    """Make a folder, if one is named, for a block: if it was not there, and nothing was written, it does not stay."""
+    """Make a folder, if one is named, for a block; remove it afterwards if it is new and empty."""
     own = Path(path).absolute() if path is not None and not is_far(path) else None
     made = [one for one in (own, *own.parents) if not one.exists()] if own is not None else []
     if own is not None:
@@ -319,7 +319,7 @@ def _folder(path: str | None) -> Iterator[None]:
 
 
 def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any], changes: Changes) -> list[_Pair]:
-    """Return each source with what is to be written; a folder inside another is named here."""
+    """Return each source with its target; folders inside the target folder get their names here."""
     if target is None or options["out_dir"] is None or not changes.makes_folder:
         return [(source, target) for source in sources]
     return [(source, below(target, os.path.basename(os.path.splitext(source)[0]))) for source in sources]
@@ -333,7 +333,7 @@ def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
 
 
 def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:
-    """Return what ``--to`` says: one device for all, or new ones by old ones."""
+    """Return the value of ``--to``: one device for all, or new devices by old ones."""
     pairs = [text.partition("=") for text in given]
     found = {old: new for old, equals, new in pairs if equals}
     if len(found) == len(given):
@@ -346,7 +346,7 @@ def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:
 
 
 def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.Rule]:
-    """Yield the changes of names in the order in which they were given."""
+    """Yield the rules for names in the order in which they were given."""
     given = {name: iter(options[name]) for name in _NAME_OPTIONS}
     for name in order:
         if name not in given:
@@ -476,7 +476,7 @@ class Migrated(Result):
 
 
 class NotMigrated(Failed):
-    """A source of which nothing was written. Refused is what would lose something."""
+    """A source of which nothing was written. It is refused if that would lose something, or else has failed."""
 
     def __init__(self, source: str, error: CkptoolError) -> None:
         super().__init__(source, error, schema=SCHEMA, source=source)

@@ -1,7 +1,8 @@
 """
-Migrations by a pool of processes, with the guarantees, the results and the reports that they have in one.
+Migrations by a pool of processes, with the same guarantees, results and reports as in one process.
 
-Of one migration that writes a folder, each file is a job; of many, each is. A job whose process died is done again.
+If one migration writes a folder, each file is a job; if there are many migrations, each of them is. A job whose process
+died is done again.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from ckptool.sources.source import Progress
 Outcome: TypeAlias = MigrationReport | CkptoolError
 
 _SECONDS: Final = 0.1
-"""Between two answers about how far a file is."""
+"""Time between two answers about the progress of a file."""
 
 
 class FileWriters:
-    """What has the files of a folder written by a pool."""
+    """Has the files of a folder written by a pool."""
 
     def __init__(self, pool: Pool, tries: int) -> None:
         self._pool = pool
         self._tries = tries
-        """Of one file."""
+        """How often one file is tried."""
 
     def __call__(self, jobs: Sequence[Job], tell: Tell) -> Generator[Written, None, None]:
         """
-        Yield what was written, in the order in which it is done.
+        Yield what was written, in the order in which files are done.
 
         Raises:
             CkptoolError: Processes ended at one job again and again, cannot work, or what a job raises.
@@ -59,13 +60,13 @@ class FileWriters:
 
 
 class _Writing:
-    """What a process does; it keeps open what it has read of a folder: to read a large index again may take seconds."""
+    """The work of a process. It keeps its source open between jobs: reading a large index again may take seconds."""
 
     _number: str | None = None
     _opened: Opened | None = None
 
     def __call__(self, jobs: Sequence[Job], tell: pools.Tell) -> None:
-        """Do each job, and tell how far it is."""
+        """Do each job, and tell its progress."""
         for number, job in enumerate(jobs):
             try:
                 tell(number, self._source_of(job).write(job, *_how_far(partial(tell, number, more=True))))
@@ -87,7 +88,7 @@ class _Writing:
 
 
 def _how_far(tell: partial[None]) -> tuple[Progress, Progress]:
-    """Return what tells how many bytes of a job were written, and read back, now and then."""
+    """Return two callbacks that tell, now and then, how many bytes of a job were written, and read back."""
     done, last = [0, 0], [monotonic()]
 
     def say(which: int, nbytes: int, _: int) -> None:

@@ -1,9 +1,9 @@
 """
-A pool of processes that Ray has: on the cores of this machine, or on those of a cluster.
+A pool of Ray's processes: on the cores of this machine, or on those of a cluster.
 
-Ray is an extra, imported when it is asked for. Its workers are processes with this package. What they are sent and what
-they answer are pickles, from one of these processes to another: no checkpoint has a part in that. A Ray that is started
-here takes orders from this process alone, and ends with it.
+Ray is an extra, imported only if it is requested. Its workers are processes with this package. Their work and their
+answers are pickles, from one of these processes to another: no checkpoint has a part in that. A Ray that is started
+here obeys only this process, and ends with it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _REQUIREMENT: Final = '"ckptool[ray]"'
 _UNAVAILABLE: Final = "ray-unavailable"
 _AHEAD: Final = 2
-"""Batches of a worker that are given to Ray at once: one that it is at, and one that waits."""
+"""Batches of each worker that are given to Ray at once: one that runs, and one that waits."""
 _SECONDS: Final = 10
-"""To wait for an answer; and after which the workers of a cluster, which may grow, are counted again."""
+"""Longest wait for an answer; also the time after which the workers of a cluster, which may grow, are counted again."""
 _PORT: Final = 10001
-"""Of Ray's clients, for addresses that have none."""
+"""The port of Ray's clients, for addresses that have none."""
 _STORE_NBYTES: Final = 256 << 20
-"""For answers on their way. By default, Ray takes a third of the memory."""
+"""Memory for answers that were not fetched yet. By default, Ray takes a third of the memory."""
 
 
 class OnRay(Pool):
@@ -56,7 +56,7 @@ class OnRay(Pool):
         self._counted = (0, -float(_SECONDS))
         self._given: tuple[Any, Any] = (None, None)
         if address == LOCAL:
-            # Its ports are open to the network, and whoever may use them may run anything. Read when it is imported.
+            # Its ports are open to the network, and whoever may use them may run anything: so a token is required.
             import secrets
 
             for name, value in (("MODE", "token"), ("TOKEN", secrets.token_hex(32))):
@@ -74,7 +74,7 @@ class OnRay(Pool):
         elif self._address != "auto":
             self._refuse_silence()
         here = Path.cwd()
-        os.chdir(os.sep)  # its workers import what lies in the folder in which it is started
+        os.chdir(os.sep)  # its workers import modules from the folder in which it is started
         try:
             self._ray.init(**settings, log_to_driver=False, logging_level="CRITICAL")
         except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
@@ -83,7 +83,7 @@ class OnRay(Pool):
             raise CkptoolError(f"Ray {where}: {first_line(error)}", kind=_UNAVAILABLE) from error
         finally:
             os.chdir(here)
-        # What it says of workers that ended goes to standard output, where results are.
+        # Its messages about workers that ended would go to standard output, where results are.
         self._ray._private.worker._worker_logs_enabled = False  # noqa: SLF001
         return self
 
@@ -110,7 +110,7 @@ class OnRay(Pool):
 
     @property
     def room(self) -> int:
-        """How many tasks Ray is given: a cluster may do all at once, so no more than were asked for."""
+        """How many tasks Ray is given at once: a cluster may do all of them, so no more than were requested."""
         is_asked = self._jobs is not None and self._address != LOCAL
         return self.workers if is_asked else self.workers * _AHEAD
 

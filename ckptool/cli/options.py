@@ -1,7 +1,7 @@
 """
 Options that several verbs share; paths and addresses as arguments.
 
-How a file far away is reached is said by options, which are read before any path.
+Options on how remote files are reached are read before any path.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PATTERNS: Final = ("grep", "include", "exclude")
 _TREE: Final = ("tree", "depth", "no_fold")
 _HOW: Final = ("table_format", "limit", "columns", "sort", *_TREE)
 _LISTED: Final = (*_PATTERNS, *_HOW, "show_all")
-"""What says which tensors of a file to list, and how to list them."""
+"""Options on which tensors of a file to list, and how."""
 _ALONE: Final = ("show_source", "show_skeleton", "show_metadata", "show_globals")
-"""What leaves everything else out."""
+"""Options that leave everything else out."""
 _OF_FILES: Final = (
     *("deep", "values", "strict", "device_check", "like", "model", "key", "show_globals", "only", "quiet", "output"),
     *("digest", "fail_on", "policy", "allow", "ignore", "baseline"),
@@ -62,10 +62,10 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "stat": (("as_json", "is an object with all about a file", ("table_format", "limit")),),
     "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
 }
-"""By verb: an option, what it does, and those that then have nothing to do."""
+"""By verb: an option, what it does, and the options that then have no effect."""
 
 _ASKED: Final = "ckptool.remote"
-"""Where a context keeps how files far away are reached."""
+"""Key of a click context for the options on how remote files are reached."""
 
 
 class AnyPath(click.Path):
@@ -74,7 +74,7 @@ class AnyPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         asked = ctx.meta.get(_ASKED) if ctx is not None else None
         if asked and isinstance(value, str) and "://" in value:
-            from ckptool.sources.address import Remote  # few files are far away
+            from ckptool.sources.address import Remote  # few files are remote
 
             return Remote(value, **asked)
         return value
@@ -94,24 +94,24 @@ reach_options = together(
     _of_reach("--region", "Region of a bucket of s3://.", metavar="NAME"),
     _of_reach("--anonymous", "Use no keys: for what everybody may read.", is_flag=True),
 )
-"""What says where stores are, and who asks."""
+"""Options on where stores are, and whether keys are used."""
 _HOW_MANY: Final = "Fetch N parts of 6 MiB at once; by default 16."
 far_options = together(
     reach_options,
     _of_reach("--connections", _HOW_MANY, type=click.IntRange(1, 64), metavar="N"),
     _of_reach("--download", "Fetch into a temporary file what https:// gives only as a whole.", is_flag=True),
 )
-"""What says how files far away are reached."""
+"""Options on how remote files are reached."""
 
 
 def as_asked(path: str) -> str:
-    """Return a path of a list; an address of it with how files far away are reached."""
+    """Return a path from a list; an address gets the options on how remote files are reached."""
     found: str = AnyPath().convert(path, None, click.get_current_context())
     return found
 
 
 def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Callable[..., list[CompletionItem]]:
-    """Return what completes the value of an option by one of several; with ``is_list``, the last of some by commas."""
+    """Return a function that completes a value by one of several; with ``is_list``, the last one after a comma."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -126,7 +126,7 @@ brief_option = flag("-b", "--brief", says="Print one line for each file, and a t
 
 
 def pairs_of(option: str, given: Iterable[str]) -> dict[str, str]:
-    """Return the texts of ``K=V`` by their keys."""
+    """Return the values of ``K=V`` as text, by key."""
     if wrong := [text for text in given if not text.partition("=")[0] or "=" not in text]:
         raise click.BadParameter(f"not of the form K=V: {wrong[0]!r}", param_hint=option)
     pairs = [text.split("=", 1) for text in given]
@@ -136,7 +136,7 @@ def pairs_of(option: str, given: Iterable[str]) -> dict[str, str]:
 
 
 def _arguments(_ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
-    """Return what ``K=V`` says: Python literals, or else texts, by their names."""
+    """Return the values of ``K=V`` as Python literals, or else as text, by key."""
     found: dict[str, object] = {}
     for name, value in pairs_of(param.opts[0], given).items():
         try:
@@ -174,11 +174,11 @@ many_files = together(
     flag("--jsonl", "as_lines", says="Print a line of JSON for each file, as it comes."),
     click.option("-o", "--output", metavar="OUT", help="Write the JSON to OUT, and print what is for people."),
 )
-"""What verbs take that look at any number of files, one after the other."""
+"""Options of verbs that inspect any number of files, one after the other."""
 pager_option = flag("--pager", says="Show everything in a pager.")
 LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
-"""What may follow the option: anything else is the next argument."""
+"""What may follow ``--ray``: anything else is the next argument."""
 
 
 def refuse_idle() -> None:
@@ -209,7 +209,7 @@ def refuse_idle() -> None:
 
 
 class RayCommand(Command):
-    """A command with ``--ray``, behind which an address may stand, or the next argument."""
+    """A command with ``--ray``, which an address may follow, or the next argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -220,5 +220,5 @@ class RayCommand(Command):
 
 
 def ray_option(what: str) -> Callable[[F], F]:
-    """Return what adds ``--ray`` to a ``RayCommand``."""
+    """Return a decorator that adds ``--ray`` to a ``RayCommand``."""
     return takes("--ray", "[ADDRESS]", f"{what} on Ray: the one at ADDRESS, or one that is started here.")

@@ -1,8 +1,8 @@
 """
-Work for several processes: batches of items, given to each when it has nothing to do.
+Pools of processes that work on items: each process gets the next batch of them when it is idle.
 
-``Processes`` are new Pythons of this machine; ``on_ray`` has those of Ray. One that dies costs no item but that at
-which another one died, too. What goes from process to process are pickles; no checkpoint has a part in that.
+``Processes`` are new Pythons of this machine; ``on_ray`` has those of Ray. If a process dies, its items are tried
+again; one is lost only if several died at it. Processes exchange pickles; no checkpoint has a part in that.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from ckptool.sources.checksums import processors
 T = TypeVar("T")
 
 MOST_ITEMS: Final = 32
-"""Of a batch."""
+"""Most items of a batch."""
 _ROUNDS: Final = 4
-"""Batches of a process by which all that was given so far would be done: they begin small, so that all have work."""
+"""A batch is no more than all items so far, by this and the number of processes: so all processes get work at first."""
 _MOST_STARTS: Final = 4
-"""That fail, one after the other."""
+"""Failed starts in a row, after which no other is tried."""
 
 
 class Lost(NamedTuple):
-    """Stands for the answer about an item where processes ended while they worked on it alone."""
+    """Stands for the answer about an item if processes ended while they worked on it alone."""
 
     kind: str
     message: str
 
 
 class Tell(Protocol):
-    """Takes an answer about the item of this number in a batch; where there is ``more``, it is not the last one."""
+    """Called with an answer about the item of this number in a batch; with ``more``, it is not the last one."""
 
     def __call__(self, number: int, answer: Any, *, more: bool = False) -> None: ...
 
 
 Work: TypeAlias = Callable[[Sequence[T], Tell], None]
-"""What is done with a batch: it can be pickled, and tells a last answer about each item."""
+"""Called with a batch, and with a function to call with a last answer about each item; it can be pickled."""
 
 
 class Batch(NamedTuple):
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 
 class Event(NamedTuple):
-    """News of a batch: an answer about one of its items, that it is done, or that its process ended."""
+    """An event of a batch: an answer about one of its items, that it is done, or that its process ended."""
 
     handle: Any
     number: int = -1
@@ -83,11 +83,11 @@ class Pool(Closing):
         return self.workers
 
     def begin(self, work: Work[T], batch: Batch, *, starts_here: bool) -> Any:
-        """Give a batch to a process, and return a handle of it; None where no process can be had now."""
+        """Give a batch to a process, and return a handle of it; None if no process is available now."""
         raise NotImplementedError
 
     def events(self, handles: Sequence[Any]) -> Iterable[Event]:
-        """Wait until there is news of one of these batches, and return all the news there is by then."""
+        """Wait for an event of one of these batches, and return all events that there are by then."""
         raise NotImplementedError
 
     def stop(self, handles: Sequence[Any]) -> None:
@@ -105,13 +105,13 @@ class Pool(Closing):
         tries: int = 2,
     ) -> Generator[list[tuple[T, Any]], None, None]:
         """
-        Yield items with answers about them, some at a time, in the order in which they come.
+        Yield lists of items with answers about them, in the order in which they come.
 
-        Batches begin small and have up to ``most`` items; those that begin with an item that is one of many that wait
-        have as many as ``least`` says. An item is asked for when there is room for it; if there is none, once more when
-        answers have been taken. ``starts_here`` says whether an item has paths that start from the folder that this
-        process is in. Items whose process ended are tried again, each alone; one is ``Lost`` when that has happened in
-        so many ``tries``.
+        Batches begin small and have up to ``most`` items, but at least as many as ``least`` returns for their first
+        item. ``next_item`` is called when there is room for an item; if it returns None, it is called again after
+        answers have been yielded. ``starts_here`` returns whether an item has paths relative to the folder of this
+        process. Items whose process ended are tried again, each alone; an item is ``Lost`` if that happens in so many
+        ``tries``.
 
         Raises:
             CkptoolError: Processes cannot work, or the work raised it.
@@ -157,7 +157,7 @@ class Pool(Closing):
 
 
 def _tried_again(batch: Batch, why: Lost, tries: int) -> list[Batch]:
-    """Return the batches to try once more after a process has ended; none if what is left of its batch is lost."""
+    """Return the batches to try again after a process has ended; none if the rest of its batch is lost."""
     if why.kind == _NOT_BEGUN:
         return [batch]
     deaths = batch.deaths + (len(batch.left) == 1)
@@ -169,7 +169,7 @@ _NEW: Final = multiprocessing.get_context("spawn")
 
 
 class _Process:
-    """One process, and this end of the pipe to it."""
+    """One process, and this process's end of the pipe to it."""
 
     def __init__(self, threads: int) -> None:
         self.pipe, theirs = _NEW.Pipe()
@@ -177,13 +177,13 @@ class _Process:
         self._work: Work[Any] | None = None
         self._process = _NEW.Process(target=_serve, args=(threads, theirs), daemon=True)
         if hasattr(signal, "pthread_sigmask"):
-            resource_tracker.ensure_running()  # at the first start, it would let an interrupt through
+            resource_tracker.ensure_running()  # if it starts with the process, it lets an interrupt through
         with system.no_interrupt():  # this process gets it, and ends the others
             self._process.start()
         theirs.close()
 
     def give(self, work: Work[Any], items: Sequence[object]) -> None:
-        """Start a batch. The work itself is sent only once, as it may keep something between batches."""
+        """Start a batch. The work itself is sent only once, as it may keep state between batches."""
         with suppress(OSError):  # it has ended: the pipe says so next
             self.pipe.send((None if work is self._work else work, items))
         self._work = work
@@ -219,7 +219,7 @@ class Processes(Pool):
         return self._count
 
     def begin(self, work: Work[T], batch: Batch, *, starts_here: bool) -> _Process | None:  # noqa: ARG002 - all do
-        """Give a batch to a process, a new one where none is idle."""
+        """Give a batch to a process; to a new one, if none is idle."""
         try:
             process = self._idle.pop() if self._idle else _Process(self._threads)
         except OSError as error:
@@ -232,7 +232,7 @@ class Processes(Pool):
         return process
 
     def events(self, handles: Sequence[_Process]) -> Iterator[Event]:
-        """Yield the news of batches; raise what their work raised."""
+        """Yield the events of batches; raise what their work raised."""
         ready = wait([one.pipe for one in handles])
         for process in handles:
             while process.pipe in ready:
@@ -286,7 +286,7 @@ def _serve(threads: int, pipe: Connection) -> None:
     """Do batches until the parent closes its end of the pipe, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(1_000_000)  # as in ``ckptool.__main__``
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torch's wait for each other by spinning
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torch's threads wait for each other by spinning
     lock = Lock()
     work: Any = None
 
@@ -305,6 +305,6 @@ def _serve(threads: int, pipe: Connection) -> None:
             try:
                 work(items, tell)
                 error = None
-            except Exception as raised:  # noqa: BLE001 - it is the parent's to say
+            except Exception as raised:  # noqa: BLE001 - the parent reports it
                 error = as_ours(raised)
             pipe.send(error)

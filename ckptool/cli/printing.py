@@ -1,9 +1,9 @@
 """
-How verbs say what they have found out about files: as text, a line for each, rows, JSON or SARIF.
+Prints what verbs have found out about files: as text, a line for each, rows, JSON or SARIF.
 
-A verb makes a ``Result`` of each file. What says it knows no verb, and ``output_for`` chooses by the options. JSON is
-printed piece by piece, so that a long one is never in memory as a whole: a text of the file's may become six times as
-long by its escapes. SARIF is 2.1.0, for code hosts: https://docs.oasis-open.org/sarif/sarif/v2.1.0/.
+A verb makes a ``Result`` of each file. An ``Output`` prints it, whatever the verb; ``output_for`` chooses one by the
+options. JSON is printed piece by piece, so that a long one is never in memory as a whole: escapes may make a text of
+the file six times as long. SARIF is 2.1.0, for code hosts: https://docs.oasis-open.org/sarif/sarif/v2.1.0/.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """What a verb has found out about one file. What no output asks for is not worked out."""
+    """What a verb has found out about one file. Properties are computed only if an output needs them."""
 
     error: CkptoolError | None = None
     otherwise: str = "fine"
-    """The word for the file where nothing is wrong with it."""
+    """The word for the file if nothing is wrong with it."""
     format: str | None = None
     nbytes: int = 0
     grade: str | None = None
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def is_other(self) -> bool:
-        """Return whether it did not open because it is no checkpoint, which is no failure."""
+        """Return whether it did not open because it is not a checkpoint, which is not a failure."""
         return self.error is not None and not self.exit_code and not self.is_let_through
 
     @property
@@ -90,28 +90,28 @@ class Result:
 
     @property
     def note(self) -> str | None:
-        """What is said on standard error where standard output is to be pasted or parsed."""
+        """What is printed on standard error if standard output is to be pasted or parsed."""
         return None
 
     def sections(self) -> Iterable[Section]:
-        """Return what is said for people, but for the error."""
+        """Return the sections for people, but for the error."""
         return ()
 
     def cells(self) -> Sequence[str]:
-        """Return what one line says of it: a text, or what is in each of the columns."""
+        """Return what is in its line: one text, or the text of each column."""
         return [f"not opened: {self.error.message}"] if self.error is not None else []
 
     def table(self, *, is_raw: bool) -> Table | None:  # noqa: ARG002 - of the verbs that have one
-        """Return its rows; with ``is_raw`` for programs, with values as they are."""
+        """Return its table; with ``is_raw``, for programs, values are not formatted."""
         return None
 
     def object(self) -> dict[str, object]:
-        """Return what is said for programs."""
+        """Return the object for programs."""
         raise NotImplementedError
 
 
 class Failed(Result):
-    """An error in the place of a result; ``head`` is what stands before it in its object."""
+    """An error in place of a result; ``head`` are the fields before it in its object."""
 
     exit_code = 2
 
@@ -126,17 +126,17 @@ class Failed(Result):
 
 
 class Column(NamedTuple):
-    """One column of lines for each file, as wide as it may become."""
+    """One column of the lines for files; ``room`` is its width."""
 
     header: str
     room: int
     is_number: bool
     from_width: int
-    """Columns of a terminal from which on there is room for it."""
+    """Width of a terminal from which on there is room for it."""
 
 
 Look: TypeAlias = Callable[[Target, ProgressLine], AbstractContextManager["Result | None"]]
-"""Opens a target and gives what was found in it; None if it is passed over."""
+"""Opens a target, and yields its result; None if it is passed over."""
 
 
 def say_each(
@@ -150,7 +150,8 @@ def say_each(
     is_bare: bool = False,
 ) -> int:
     """
-    Say what is found in each of the files that paths stand for, and return the exit code: 1 if that of any is.
+    Print what is found in each of the files that paths stand for. Return the exit code: 1 if that of any is, else the
+    highest.
 
     Raises:
         NotACheckpoint: There are files, and none is a checkpoint.
@@ -159,7 +160,7 @@ def say_each(
     found = targets(files, recursive=options["recursive"], passed=unseen)
     codes, passed = {0}, 0
     with pager(asked=options["pager"]), written(options["output"]) as stream:
-        # Paths may stand for several things, be it that only one of them is there.
+        # A pattern or a folder stands for several files, even if only one is there.
         paths, is_list = [one.shown for one in found], [one.path for one in found] != list(files[:1])
         told = {**options, **_FOR_PEOPLE} if stream is not None else options
         printed = output_for(told, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare)
@@ -186,7 +187,7 @@ def say_each(
                 printed.passed_over(target.shown)
             else:
                 codes.add(result.exit_code)
-                passed += options["recursive"] and result.is_other  # a folder in which nothing was looked at
+                passed += options["recursive"] and result.is_other  # in a folder, such a file was not inspected
         for output in outputs:
             output.end()
     for text in left_out(unseen):
@@ -197,7 +198,7 @@ def say_each(
 
 
 _FOR_PEOPLE: Final = dict.fromkeys(("as_sarif", "as_json", "as_lines"), False)
-"""The options of what is printed where -o writes what is for programs."""
+"""Options of what is printed if -o writes the output for programs."""
 
 
 def output_for(
@@ -209,7 +210,7 @@ def output_for(
     has_totals: bool = True,
     is_bare: bool = False,
 ) -> Output:
-    """Return what says results as the options ask; where it is ``bare``, people get nothing but that."""
+    """Return the output that the options ask for; if ``is_bare``, people get only what was requested."""
     if options["as_json"] or options["as_lines"] or options.get("as_sarif"):
         return formal_output(options, None, is_list=is_list)
     if options.get("table_format") is not None:
@@ -226,14 +227,14 @@ def output_for(
 
 
 def formal_output(options: Mapping[str, Any], stream: TextIO | None, *, is_list: bool) -> Output:
-    """Return what says results to programs: on this stream, or on standard output."""
+    """Return the output for programs, on this stream, or on standard output."""
     if options["as_json"] or options["as_lines"]:
         return Json(as_lines=options["as_lines"], is_list=is_list, stream=stream)
     return Sarif(stream)
 
 
 class Output:
-    """One way to say results."""
+    """One way to print results."""
 
     shows_progress = True
 
@@ -242,20 +243,20 @@ class Output:
         self._width = width
 
     def add(self, result: Result) -> None:
-        """Say what was found in a file."""
+        """Print what was found in a file."""
         raise NotImplementedError
 
     def passed_over(self, path: str) -> None:
-        """Note that a file among many is no checkpoint."""
+        """Note that a file among many is not a checkpoint."""
         self._totals.passed_over(path)
 
     def end(self) -> None:
-        """Say what comes after all."""
+        """Print what follows all files."""
 
 
 @contextmanager
 def written(path: str | None) -> Iterator[TextIO | None]:
-    """Open the file of -o, which gets its name when all is in it; JSON that has it is replaced, and nothing else."""
+    """Open the file of -o, which gets its name when it is complete; of files with that name, only JSON is replaced."""
     if path is None:
         yield None
         return
@@ -272,7 +273,7 @@ def written(path: str | None) -> Iterator[TextIO | None]:
 
 
 class Text(Output):
-    """For people: all about each file. What is to be pasted is ``bare``: nothing but what was asked for."""
+    """For people: all about each file. If ``is_bare``, to be pasted: only what was requested."""
 
     def __init__(self, width: int | None, totals: Totals | None, *, is_bare: bool = False) -> None:
         super().__init__(totals, width)
@@ -282,7 +283,7 @@ class Text(Output):
         self.shows_progress = not is_bare
 
     def add(self, result: Result) -> None:
-        if self._has_totals:  # else it may not be worked out how the file is
+        if self._has_totals:  # else the file's word need not be computed
             self._totals.add(result)
         if result.is_other and result.error is not None:
             say(f"{show(result.path)}: passed over: {show(result.error.message)}")
@@ -300,7 +301,7 @@ class Text(Output):
 
 
 class Brief(Output):
-    """A line for each file, as soon as it is known: how it is, its path, and a text or columns. At the end, a total."""
+    """A line for each file, as soon as it is known: a word, its path, and a text or columns. At the end, a total."""
 
     def __init__(
         self,
@@ -342,7 +343,7 @@ class Brief(Output):
         return _GAP.join(shown)
 
     def _say(self, word: str, path: str, text: str, *, is_text: bool = False) -> None:
-        """Print a line: of text, how it is comes first; of columns, last, and the path first."""
+        """Print a line: with a text, the word comes first; with columns, the path is first and the word last."""
         shown, room = show(path), self._room
         if self._width is not None and len(shown) > room:  # the end of a path tells it from others
             shown = f"…{shown[len(shown) - room + 1 :]}"
@@ -365,7 +366,7 @@ _PAINTED: Final = ("error", "warning")
 _GAP: Final = "  "
 _SHORTEST_PATH: Final = 20
 _SHARE_OF_TEXT: Final = 0.6
-"""Of the width of a terminal, at least."""
+"""The text's share of the width of a terminal, at least."""
 
 
 class ByCode(Output):
@@ -397,7 +398,7 @@ class ByCode(Output):
 
 
 class Rows(Output):
-    """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its file in front."""
+    """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its path first."""
 
     def __init__(self, table_format: str, *, has_paths: bool) -> None:
         super().__init__()
@@ -430,7 +431,7 @@ class Rows(Output):
 
 
 class Json(Output):
-    """The objects of files, as they come: each a line, or all together a list, or the only one by itself."""
+    """The objects of files, as they come: one on each line, all in a list, or the only one by itself."""
 
     shows_progress = False
 
@@ -499,7 +500,7 @@ class Sarif(Output):
 
 
 def _uri(path: str) -> str:
-    """Return a path as a reference, one with a drive as a whole address: what is no plain character is escaped."""
+    """Return a path as a URI reference, with all but plain characters escaped; one with a drive as a complete URI."""
     found = Path(path)
     if found.drive and found.is_absolute():
         return found.as_uri()
@@ -510,7 +511,7 @@ def _uri(path: str) -> str:
 
 _LEVELS: Final = {"info": "note", "warning": "warning", "error": "error"}
 UNREADABLE: Final = "unreadable"
-"""The code of what cannot be opened."""
+"""The code for files that cannot be opened."""
 _HELP: Final = "https://pypi.org/project/ckptool/"
 """The page of the package, which leads to the list of codes."""
 
@@ -523,11 +524,11 @@ SUMMARY_SCHEMA: Final = "ckptool.summary/1"
 _GRADES: Final = ("data", "program", "code", "system", "unknown")
 _FACTS: Final = ("formats", "grades", "forms", "frameworks")
 _NAMED: Final = 4
-"""Of files that were passed over."""
+"""Most names of files that were passed over, and are shown."""
 
 
 class Totals:
-    """What the files come to that a verb was given. ``whole`` names all that were passed over."""
+    """The totals of all files of a verb. ``whole`` names all files that were passed over."""
 
     def __init__(self, *, whole: bool = False) -> None:
         self._named = sys.maxsize if whole else _NAMED
@@ -536,14 +537,14 @@ class Totals:
         self._nbytes = 0
         self._passed = 0
         self._others: list[str] = []
-        """The first of those that were passed over."""
+        """The paths of the first files that were passed over."""
         self._pointers: list[str] = []
         self._said_to_be_others = 0
         self._let_through: Counter[str] = Counter()
 
     @property
     def files(self) -> int:
-        """How many were counted, or are said to be something else."""
+        """How many files were counted, or are something else."""
         return self._found.total() + self._said_to_be_others
 
     def add(self, result: Result) -> None:
@@ -557,7 +558,7 @@ class Totals:
             self.count(result.counted_as, result.nbytes, formats=result.format, grades=result.grade)
 
     def count(self, word: str, nbytes: int, **facts: str | None) -> None:
-        """Count a file by how it is and, as far as they are known, by its facts."""
+        """Count a file under a word for its state and, as far as they are known, by its facts."""
         self._found[word] += 1
         self._nbytes += nbytes
         for name, value in facts.items():
@@ -565,7 +566,7 @@ class Totals:
                 self._facts.setdefault(name, Counter())[value] += 1
 
     def other(self, path: str, kind: str) -> None:
-        """Count a file that cannot be opened, and that is no fault of it."""
+        """Count a file that cannot be opened, but is not at fault: a pointer, or no checkpoint."""
         self._said_to_be_others += 1
         if kind.endswith("-pointer"):
             self._pointers.append(show(path))
@@ -577,7 +578,7 @@ class Totals:
         self._let_through.update(codes)
 
     def passed_over(self, path: str) -> None:
-        """Count a file that is no checkpoint, and was not said to be one."""
+        """Count a file that is not a checkpoint, and that the caller did not name as one."""
         self._passed += 1
         if len(self._others) < self._named:
             self._others.append(show(path))
@@ -620,13 +621,13 @@ class Totals:
 
 
 def left_out(folders: Sequence[str]) -> Iterator[str]:
-    """Yield a line about folders that were not looked into, if there are some."""
+    """Yield a line about folders that were not searched, if there are any."""
     if folders:
         yield labelled("left out", not_looked_into(folders))
 
 
 _DEPTH: Final = 2
-"""Of an object, the members of its members are pieces."""
+"""Levels of an object that are printed in pieces: its members, and theirs."""
 
 
 def print_json(found: object, stream: TextIO | None = None) -> None:
@@ -636,7 +637,7 @@ def print_json(found: object, stream: TextIO | None = None) -> None:
 
 
 def _pieces(found: object, depth: int) -> Iterator[str]:
-    import json  # takes milliseconds, and is seldom asked for
+    import json  # takes milliseconds, and is rarely requested
 
     if depth and isinstance(found, dict):
         for number, (key, value) in enumerate(found.items()):
@@ -654,7 +655,7 @@ def _pieces(found: object, depth: int) -> Iterator[str]:
 
 
 def with_hints(found: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with its hints, and those of its findings, as they are written on the command line."""
+    """Return an object whose hints, and those of its findings, are spelled as on the command line."""
     for one in (found, found.get("error") or {}, *found.get("findings", ())):
         for name in _IN_OPTIONS & one.keys():
             said = one[name]

@@ -35,12 +35,12 @@ from ckptool.sources.versions import stamp_of
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
 _HEAD_OF_TENSOR: Final = f'{{"schema": "{SCHEMA_OF_TENSORS}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
-"""Kinds of errors that may not come again, though the file stays the same."""
+"""Kinds of errors that may be gone at the next try, though the file stays the same."""
 
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
 _ROUNDS: Final = 4
-"""Files far away that a process has for each that it reads at once: so few wait for the last one."""
+"""Remote files in a batch for each that a process reads at once: so few connections wait for the last file."""
 
 
 @click.command(cls=RayCommand)
@@ -94,7 +94,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
     if options["as_json"] and not options["summary"]:
         raise click.UsageError("--json is the form of --summary: rows are lines of JSON in any case.")
     policy = policy_of(options)
-    options["check"] |= policy is not None  # a gate looks at everything
+    options["check"] |= policy is not None  # a gate inspects everything
     asked = Asked(**{name: bool(options[name]) for name in Asked._fields})
     if options["parquet"]:
         if not (options["output"] or options["tensors"]):
@@ -140,14 +140,14 @@ def _lines_of(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Known(NamedTuple):
-    """What this run needs to know of a row from an earlier run."""
+    """What this run needs of a row from an earlier run."""
 
     beside: Sequence[str]
     exit_code: int
 
 
 class _Run:
-    """One run: what it was asked for, and what it has met so far."""
+    """One run: its options, and its results so far."""
 
     def __init__(
         self,
@@ -166,13 +166,13 @@ class _Run:
         self._codes = {0}
         self._tensors = tensors
         if tensors is not None:
-            deque(tensors, maxlen=0)  # which takes back what was cut off
+            deque(tensors, maxlen=0)  # reading removes a line that was cut off
         self._lines = lines
         self._output = output
         self._unfinished: set[int] = set()
-        """Paths whose row holds an error that may be over by now, so they get a new row."""
+        """Hashes of paths whose row has an error that may be gone by now, so they get a new row."""
         self._versions: dict[int, str] = {}
-        """Rows of remote files, for which only the server can tell whether they have changed."""
+        """Versions in rows of remote files, by hash of the path; only the server knows whether they have changed."""
         self._known = self._read(lines) if lines is not None else {}
         self._listing = Listing(())
         self._totals = Totals()
@@ -180,7 +180,7 @@ class _Run:
         self._rows = self._skipped = self._passed = self._skipped_failed = 0
 
     def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
-        """Return the rows of an earlier run that hold all that is asked for now."""
+        """Return the rows of an earlier run that have all that is requested now, by hash of path and version."""
         found: dict[int, _Known] = {}
         for number, line in enumerate(lines, 1):
             try:
@@ -208,10 +208,10 @@ class _Run:
         return 1 if 1 in self._codes else max(self._codes)
 
     def scan(self, paths: Iterable[str], pool: Pool, connections: int) -> None:
-        """Look at the checkpoints that have no row yet, and print their rows as they come."""
+        """Scan the checkpoints that have no row yet, and print their rows as they come."""
         self._listing = Listing(paths)
         threads = -(-connections // pool.workers)
-        # Files that are read whole take long each; of files far away, many are on their way at once.
+        # Files that are read completely take long each; of remote files, many are read at once.
         most = 1 if self._asked.deep or self._asked.digest else MOST_ITEMS
         for answers in pool.answers(
             Rows(self._asked, threads, self._policy),
@@ -260,7 +260,7 @@ class _Run:
         self._listing.add(known.beside)
 
     def _write(self, rows: Sequence[bytes], of_tensors: Sequence[bytes]) -> None:
-        """Write what is there: a checkpoint that has its row has those of its tensors."""
+        """Write rows, those of tensors first: so a checkpoint that has its row has those of its tensors."""
         if of_tensors and self._tensors is not None:
             self._tensors.append(of_tensors)
         if rows and self._lines is not None:
@@ -274,7 +274,7 @@ class _Run:
             self._printed.flush()
 
     def _is_counted(self, line: bytes, *, is_meant: bool) -> bool:
-        """Count a row, unless it is of a file that is no checkpoint."""
+        """Count a row, unless it is of a file that is not a checkpoint; return whether it was counted."""
         row = json.loads(line)
         error = row["error"]
         self._listing.add(row["beside"] or ())
@@ -303,7 +303,7 @@ class _Run:
 
     def say_totals(self, paths: Iterable[str], *, as_json: bool) -> None:
         """
-        Say on standard error what all came to; if that is all that is asked for, on standard output.
+        Print the totals on standard error; on standard output, if only they are requested.
 
         Raises:
             NotACheckpoint: There are files, and none is a checkpoint; or no path was given at all.
@@ -324,7 +324,7 @@ class _Run:
 
 
 def _exit_code(row: dict[str, Any]) -> int:
-    """Return 1 for a row of what fails, 2 for one of what could not be opened; what a policy lets pass is fine."""
+    """Return 1 for the row of a file that fails, 2 if it could not be opened; 0 if a policy lets it pass."""
     outcome = (row.get("gate") or {}).get("outcome", "unknown" if row["error"] else "passes")
     return EXIT_CODES.get(outcome, 0)
 

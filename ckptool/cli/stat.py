@@ -1,4 +1,4 @@
-"""``ckptool stat``: what the values in checkpoints are like."""
+"""``ckptool stat``: statistics of the values in checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IS_NUMBER: Final = (False, False, False, *(True,) * 8, False)
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS: Final = "12345678"
 _SPARE: Final = ("dtype", "shape", "norm", "std")
-"""Columns that a narrow terminal does without; what is odd about values stays:"""
+"""Columns that a narrow terminal does without. Those of odd values are left out only if all rows are equal:"""
 _ODD: Final = ("inf", "NaN", "zeros")
 _RAW_HEADERS: Final = ("name", "dtype", "shape", "tensors", *Statistics._fields)
 
@@ -79,7 +79,7 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
 
 
 class _Computed(Result):
-    """What the values of a file are like."""
+    """Statistics of the values of a file."""
 
     def __init__(self, path: str, rows: Sequence[ValueRow], nothing: str | None, limit: int | None) -> None:
         super().__init__(path)
@@ -144,7 +144,7 @@ def _raw(row: ValueRow) -> list[object]:
 
 
 def _bars(histogram: tuple[int, ...]) -> str:
-    """Return a histogram as blocks: the height of each part beside the highest, and a blank where nothing is."""
+    """Return a histogram as blocks, whose height is relative to the highest one; empty parts are blanks."""
     highest, blocks = max(histogram), _BLOCKS if can_print(_BLOCKS) else _PLAIN_BLOCKS
     return "".join(
         " " if not number else blocks[max(0, math.ceil(len(blocks) * number / highest) - 1)] for number in histogram

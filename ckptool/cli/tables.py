@@ -1,7 +1,7 @@
 """
-Tables of tensors: the options of the verbs that list some, which tensors of a file these are, and how many.
+Tables of tensors: the options of verbs that list tensors, the selection of these, and the formats of tables.
 
-They are for a terminal, or in the formats that people paste elsewhere.
+Tables are for a terminal, or in the formats that people paste elsewhere.
 
 Nothing from a file reaches a terminal raw: ``show`` escapes all that is not printable (control characters,
 bidirectional marks, zero-width and private characters, lone surrogates).
@@ -36,7 +36,7 @@ _TAKE_HTML = frozenset(
 """Formats of pages that may render the HTML in a cell."""
 
 LIMIT: Final = 200
-"""Rows on a terminal, unless another number is asked for."""
+"""Rows on a terminal, unless another number is requested."""
 RAW_FORMATS = ("csv", "tsv", "json")
 """Formats for programs, which take numbers as they are."""
 
@@ -59,7 +59,7 @@ def raw_table(headers: Row, rows: Sequence[Sequence[object]], table_format: str)
 
 
 def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], table_format: str) -> str:
-    """Return a table in a format, with what the format would take for markup disarmed."""
+    """Return a table in a format, with characters escaped that the format would take for markup."""
     if table_format in RAW_FORMATS:
         return raw_table(headers, rows, table_format)
     from html import escape
@@ -89,7 +89,7 @@ def table_formats() -> list[str]:
 
 
 def _cell(value: object) -> object:
-    """Return what a spreadsheet shows of a value. No text is a formula to it."""
+    """Return a value for a spreadsheet; a text that would be a formula gets a quote before it."""
     if value is None or isinstance(value, bool):
         return "" if value is None else str(value).lower()
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) and value != "-":
@@ -109,7 +109,7 @@ patterns = together(
     takes("--exclude", "GLOB", "Leave out names that match a glob. Repeatable.", multiple=True),
     flag("--allow-unmatched", says="Allow patterns that match no name in any file."),
 )
-"""What verbs take that look at some tensors of a file."""
+"""Options of verbs that inspect some tensors of a file."""
 
 
 rows = together(
@@ -131,7 +131,7 @@ rows = together(
         "or in a format of tabulate (github, html…).",
     ),
 )
-"""What verbs take that list many rows."""
+"""Options of verbs that list many rows."""
 
 
 def limit_of(options: dict[str, Any]) -> int | None:
@@ -148,7 +148,7 @@ def left_out(number: int, what: str = "") -> str:
 
 
 class Selection:
-    """Which tensors to list, as the options --grep, --include and --exclude say, and in which order."""
+    """The tensors to list, by the options --grep, --include and --exclude, and their order."""
 
     def __init__(self, options: Mapping[str, Any], *, sort: str = "file") -> None:
         try:
@@ -159,10 +159,10 @@ class Selection:
         self._sort = OTHER_SORT_KEYS.get(sort, sort)
         self._allows_unmatched = options["allow_unmatched"]
         self._seen: dict[str, bool] = {}
-        """Each of these options, as it is written, and whether it matches a name in what was looked at."""
+        """Each of these options, as it is written, and whether it has matched a name so far."""
         self._is_any_listed = False
         self._wider = ""
-        """What would match more than a glob that matches nothing."""
+        """A text about a wider glob that matches names, for one that matches none."""
 
     def of(self, checkpoint: Checkpoint) -> list[LazyTensor]:
         """
@@ -205,7 +205,7 @@ class Selection:
         self._seen[word] = self._seen.get(word, False) or bool(found)
 
     def refused(self) -> bool:
-        """Say so where patterns match no name in any file, or leave none, and return whether that is an error."""
+        """Print an error if patterns match no name in any file, or leave none, and return whether there is one."""
         none = [word for word, is_there in self._seen.items() if not is_there]
         if self._allows_unmatched or not self._seen or (self._is_any_listed and not none):
             return False
@@ -215,7 +215,7 @@ class Selection:
         return True
 
     def nothing(self, tensors: Mapping[str, LazyTensor], chosen: Sequence[LazyTensor]) -> str | None:
-        """Return what is said of a selection that takes none of the names there are."""
+        """Return a text about a selection that takes none of the names; None if it takes some."""
         if chosen or not tensors:
             return None
         patterns = {"grep": (self._grep.pattern,) if self._grep is not None else (), **self._filter._asdict()}

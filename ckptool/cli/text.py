@@ -1,7 +1,7 @@
 """
-The text of an error, as every verb prints it; and text for people, in colours where a terminal shows them.
+Text for people: errors, as every verb prints them, and reports, in colours if a terminal shows them.
 
-One line on a terminal that says how far a long reading or writing is: share, bytes, rate, what remains.
+``ProgressLine`` shows the progress of long reading or writing on a terminal: share, bytes, rate, time that remains.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ckptool.sections import Fact, Lines, Section, Table, cut_middle, fitted, se
 from ckptool.sources.paths import local_name
 
 _HANGING: Final = " " * 15
-"""Below the text of a labelled line."""
+"""The indent of lines that continue a labelled one."""
 _SENTENCE: Final = re.compile(r"(?:Error|Hint|Note): |[AB]  |(?:different|the same)\b")
-"""What lines begin with that stand at the edge and are no paths: errors, and what `diff` says of both files."""
+"""How lines without an indent begin that are not paths: errors, and what `diff` prints about both files."""
 _NARROWEST: Final = 40
 """Text in narrower columns than this is not readable: the terminal may break it."""
 _PLAIN: Final = {"…": "...", "→": "->", "·": ".", "×": "x", "–": "-"}
-"""What is printed for these where an encoding does not have them."""
+"""What is printed instead of these if an encoding does not have them."""
 pages: list[list[str]] = []
-"""What waits for the pager, while there is one."""
+"""Text that waits for the pager, while there is one."""
 
 
 def print_in_any_encoding() -> None:
@@ -44,7 +44,7 @@ def print_in_any_encoding() -> None:
 
 
 def can_print(text: str) -> bool:
-    """Say whether the encoding of standard output has all characters of a text."""
+    """Return whether the encoding of standard output has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ def with_options(text: str) -> str:
 
 
 def in_options(sections: Iterable[Section]) -> Iterator[Section]:
-    """Yield sections with such hints in their lines and facts."""
+    """Yield sections with the options in their lines and facts spelled as on the command line."""
     for section in sections:
         if isinstance(section, Fact):
             section = section._replace(items=[with_options(item) for item in section.items])
@@ -113,7 +113,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def painted(word: str) -> str:
-    """Return a word that says how something is in its colour, if standard output shows colours."""
+    """Return a word for the state of something in its colour, if standard output shows colours."""
     return _styled(word) if _shows_colours(err=False) else word
 
 
@@ -127,7 +127,7 @@ def _styled(word: str) -> str:
 
 
 def _shows_colours(*, err: bool) -> bool:
-    """Say whether to colour: as --color asks, else on a terminal that has them (https://no-color.org)."""
+    """Return whether to colour: as --color asks, else on a terminal that has them (https://no-color.org)."""
     context = click.get_current_context(silent=True)
     asked = context.find_root().color if context is not None else None
     has_none = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -197,7 +197,7 @@ def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:
 
 @contextmanager
 def pager(*, asked: bool) -> Iterator[None]:
-    """Show what is said meanwhile in the user's pager, if that was asked for and there is a terminal."""
+    """Show what a block prints in the user's pager, if that is requested and there is a terminal."""
     if not asked or not sys.stdout.isatty():
         yield
         return
@@ -212,7 +212,7 @@ _SECONDS_UNTIL_SHOWN: Final = 0.5
 _SECONDS_BETWEEN: Final = 0.1
 _SHARE_OF_A_RATE: Final = 0.02
 _SECONDS_OF_A_RATE: Final = 3.0
-"""What must have been done, of either, for the rate to say how long the rest takes: the first bytes wait for much."""
+"""After this share, or these seconds, the rate is used to predict the rest: the first bytes take longer."""
 _BAR: Final = 24
 _ROOM_FOR_BAR: Final = 100
 """Columns of a terminal from which on there is room for a bar beside the figures."""
@@ -221,8 +221,8 @@ _CLEAR: Final = "\r\x1b[2K"
 
 class ProgressLine:
     """
-    Called with what is done and what there is in all. Shown on stderr where that is a terminal, once half a second has
-    passed, and gone at the end. A verb has one for all its files, of which ``next`` begins another.
+    Called with the bytes that are done, and those of all. Shown on stderr, if that is a terminal, after half a second,
+    and cleared at the end. A verb has one for all its files; ``next`` begins another file.
     """
 
     def __init__(self, files: int = 1, *, shown: bool = True) -> None:
@@ -255,7 +255,7 @@ class ProgressLine:
         click.echo(f"{_CLEAR}{line}", nl=False, err=True)
 
     def read_back(self, done: int, total: int) -> None:
-        """Show how far the reading of what was written has come."""
+        """Show the progress of reading back what was written."""
         if self._read_back_begun is None:
             self._read_back_begun = time.monotonic()
         self._show(done, total, self._read_back_begun, "reading back ")

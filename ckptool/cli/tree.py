@@ -19,7 +19,7 @@ _NUMBERS: Final = re.compile("[0-9]{1,18}")
 
 
 class _Branch:
-    """A component of names. ``kind`` is equal for branches that hold the same, whatever they are called."""
+    """A component of names. ``kind`` is equal for branches with the same content, whatever their names."""
 
     __slots__ = ("below", "dtypes", "kind", "leaf", "nbytes", "numel", "tensors")
 
@@ -42,7 +42,7 @@ def tree_lines(
     """
     Yield the names as a tree, each component once, with count, elements, size and types of what is below it.
 
-    What is tied has several names, and its elements and its size count once in a total.
+    Tied tensors have several names, but their elements and their size count once in a total.
 
     ``depth`` is how many levels are shown. With ``fold``, neighbours with consecutive numbers that hold the same names,
     shapes, types and devices are one line, with how many there are. Numbers come in their own order, whatever the
@@ -75,7 +75,7 @@ def tree_lines(
 
 def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
     root = _Branch()
-    branches = [root]  # those inside others after them
+    branches = [root]  # inner ones after outer ones
     everything = list(tensors)
     many = Counter(identity(tensor.info) for tensor in everything)
     counted_in: set[tuple[int, object]] = set()
@@ -109,7 +109,7 @@ def _grown(tensors: Iterable[LazyTensor]) -> _Branch:
 
 
 def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
-    """Return components with those that differ by numbers alone (`10`, `layer10`) in their order, in their places."""
+    """Return components, with those that differ only by numbers (`10`, `layer10`) sorted among their own places."""
     alike: dict[str, list[str]] = {}
     for name in below:
         alike.setdefault(_NUMBERS.sub("#", name), []).append(name)
@@ -120,7 +120,7 @@ def _in_order(below: dict[str, _Branch]) -> dict[str, _Branch]:
 
 
 def _folded(branch: _Branch, *, fold: bool) -> list[tuple[str, _Branch, int]]:
-    """Return what is below a branch: names, one branch of those that are alike, and how many are."""
+    """Return the branches below one: the name, the branch, and how many equal neighbours it stands for."""
     found: list[tuple[str, _Branch, int]] = []
     first = 0
     for component, one in branch.below.items():

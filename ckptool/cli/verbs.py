@@ -83,7 +83,7 @@ LIKE: Final = {
     "--strip": "--strip-module",
     **dict.fromkeys(("--values", "--stats", "--statistics"), "stat"),
 }
-"""Others that people try, and what they mean; the letters alone would say something else."""
+"""Other options that people try, and what they mean; their spelling alone would suggest something else."""
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "migrate": {
         "What to write": "form max_shard_size config_from model model_arguments expand_tied set_metadata drop_metadata "
@@ -161,35 +161,35 @@ EXAMPLES: Final = {
 # fmt: on
 
 _GAP: Final = r" {2,}"
-"""What stands between an example and what it does."""
+"""The blanks between an example and what it does."""
 _COLOR: Final = "--color"
 _HELP: Final = ("-h", "--help")
 _VERSION: Final = ("-V", "--version")
 
 
 GIVEN: Final = "ckptool.words"
-"""Under which a context keeps the command line as it was given."""
+"""Key of a click context for the command line as it was given."""
 ORDER: Final = "ckptool.order"
-"""Under which a context keeps the names of what was given, in the order in which it was."""
+"""Key of a click context for the names of the parameters that were given, in order."""
 
 
 def flag(*names: str, says: str) -> Callable[[F], F]:
-    """Return what adds an option without a value to a verb."""
+    """Return a decorator that adds an option without a value to a verb."""
     return click.option(*names, is_flag=True, help=says)
 
 
 def takes(name: str, value: str, says: str, *, multiple: bool = False) -> Callable[[F], F]:
-    """Return what adds an option to a verb that takes a text, called ``value`` in the help."""
+    """Return a decorator that adds an option with a text, called ``value`` in the help, to a verb."""
     return click.option(name, metavar=value, help=says, multiple=multiple)
 
 
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return what adds several options to a verb, in this order."""
+    """Return a decorator that adds several options to a verb, in this order."""
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
 def color_option(*, hidden: bool = False) -> Callable[[F], F]:
-    """Return what adds ``--color``: before the verb, or behind it, where people put it too."""
+    """Return a decorator that adds ``--color``: before the verb, or after it, where people put it, too."""
 
     def choose(ctx: click.Context, _param: click.Parameter, asked: str | None) -> None:
         if asked is not None:
@@ -201,7 +201,7 @@ def color_option(*, hidden: bool = False) -> Callable[[F], F]:
 
 
 class Command(click.Command):
-    """A verb that refuses what the last of several values would win of unseen, and an empty value."""
+    """A verb that refuses empty values, and several values for an option that takes one."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, in groups if there are many."""
@@ -261,7 +261,7 @@ class Verbs(Command, click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take files without a verb for something to inspect; a verb is never taken for a file."""
+        """Treat files without a verb as files to inspect; a verb is never taken for a file."""
         at = 0
         while at < len(args) and args[at].partition("=")[0] == _COLOR:  # the option that comes before any verb
             at += 1 if "=" in args[at] else 2
@@ -272,18 +272,18 @@ class Verbs(Command, click.Group):
         elif rest[:1] == ["help"] and not _is_path("help"):
             rest = [*rest[1:2], "--help"]
         verb = next((word for word in rest if not word.startswith("-")), None)
-        if verb in (*VERBS, *WORDS) and not _is_path(verb):  # with options in front of it
+        if verb in (*VERBS, *WORDS) and not _is_path(verb):  # with options before it
             rest.remove(verb)
             rest = [verb, *rest]
         if rest and rest[0] not in (*VERBS, *WORDS, *_HELP, *_VERSION):
-            # Of words without a verb, the first is a file, or is an option, with files behind it.
+            # Of words without a verb, the first is a file, or is an option, with files after it.
             is_meant = any(map(_is_path, rest if rest[0].startswith("-") else rest[:1]))
             is_meant = is_meant or (rest[0].startswith("-") and any(map(near_to, rest)))
             rest = ["inspect", *rest] if is_meant else rest
         return super().parse_args(ctx, [*own, *rest])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete verbs, and files where no verb begins so: a file needs none."""
+        """Complete verbs, or files if no verb begins so, because a file needs no verb."""
         from click.shell_completion import CompletionItem
 
         return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
@@ -299,7 +299,7 @@ class Verbs(Command, click.Group):
         return (command.name if command is not None else name), command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb; an option that it does not have is answered with the nearest alone."""
+        """Run a verb; the error for an option that it does not have suggests only the nearest one."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
@@ -321,7 +321,7 @@ class Verbs(Command, click.Group):
             raise click.BadParameter(text, error.ctx, error.param, error.param_hint) from None
 
     def _refuse_guess(self, ctx: click.Context, error: click.NoSuchOption) -> None:
-        """Answer an option of ``migrate``, or what people try for one, with the whole command."""
+        """Raise an error with the complete command for an option of ``migrate``, or what people try for one."""
         option = GUESSED.get(error.option_name, error.option_name)
         if ctx.invoked_subcommand == "migrate" and option in ("-o", "--output", "--out"):
             raise click.UsageError(f"No such option '{option}'. DST is the second path, without an option.", error.ctx)
@@ -354,7 +354,7 @@ class Verbs(Command, click.Group):
 
 
 def _hint(word: str) -> str:
-    """Return what was probably meant by a word that is no verb."""
+    """Return a text on what was probably meant by a word that is not a verb."""
     if word == "load":
         return _LOAD
     from difflib import get_close_matches  # most words are verbs, or files
@@ -366,7 +366,7 @@ def _hint(word: str) -> str:
 
 
 def _is_path(word: str) -> bool:
-    """Say whether a word is the path of a file, or of a member of one: it is there, or looks like nothing else."""
+    """Return whether a word is the path of a file, or of a member of one: it exists, or can be nothing else."""
     is_path = word.startswith(".") or "/" in word or os.sep in word or ("*" in word and not system.SHELLS_EXPAND)
     looks_so = not word.startswith("-") and (is_path or is_likely(word.partition("::")[0]))
     return word == "-" or looks_so or os.path.lexists(word) or os.path.lexists(word.partition("::")[0])

@@ -61,7 +61,7 @@ def _shared_with(name: str, _info: TensorInfo, related: Related) -> str:
 
 
 def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
-    from ckptool.tensors.pieces import cut_of  # a column that few ask for
+    from ckptool.tensors.pieces import cut_of  # a column that is rarely requested
 
     found = cut_of(info)
     return "-" if found is None else f"{found}: {some([show(cut_middle(file, LONGEST_CELL)) for file in found.files])}"
@@ -150,7 +150,7 @@ def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
     if "shared_with" in columns:
         shared = {name: group for group in sharing(checkpoint.tensors.values()) for name in group}
     if "of_parameter" in columns:
-        from ckptool.checkpoints.training import parameter_names  # seldom asked for
+        from ckptool.checkpoints.training import parameter_names  # rarely requested
 
         parameters = parameter_names(checkpoint)
     return Related(shared, parameters)

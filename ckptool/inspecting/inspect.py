@@ -100,7 +100,7 @@ def inspect(origin: Origin, *, digest: bool = False, limits: Limits = DEFAULT_LI
     with open_checkpoint(origin, limits=limits) as checkpoint:
         known = None
         if digest:
-            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is seldom asked for
+            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is rarely requested
 
             known = digest_or_why(checkpoint, limits)
         return InspectReport(checkpoint, known)

@@ -105,7 +105,7 @@ def load(
     what is mapped is not. A process that has loaded can fork. Safe to call from several threads.
 
     Raises:
-        DamagedFile: ``verify`` found bytes that are not those that were written.
+        DamagedFile: ``verify`` found bytes that differ from those that were written.
         DeviceUnavailable: ``map_location`` names a device that is not here.
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.

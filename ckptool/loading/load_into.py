@@ -115,7 +115,7 @@ def load_into(
         KeyMismatch: Names are missing or unexpected; the nearest are named. Without ``strict``: no weight would be new.
         ShapeMismatch: Shapes differ, whatever ``strict`` says.
         WeightsMismatch: The file has different values for names that the model ties.
-        DamagedFile: ``verify`` found bytes that are not those that were written.
+        DamagedFile: ``verify`` found bytes that differ from those that were written.
         UnsupportedFeature: The model's own code does not take the file (it says why), or would break what is quantised;
             or a tensor has values that its new type cannot hold: finite floats, or integers that would be others.
         CkptoolError, ValueError, TypeError: As ``load``; ``model`` is not a module, or is a class.

@@ -46,9 +46,9 @@ from ckptool.tensors.tensor import TensorInfo, identity
 LONGEST: Final = 1 << 10
 """Characters of a name or a text from a file that a page shows."""
 _DIGITS: Final = 6
-"""Of a number that people look at."""
+"""Digits of a number for people."""
 _IN_TABLE: Final = ("shape", "values", "close")
-"""What the table says of each tensor."""
+"""Kinds of differences that the table shows for each tensor."""
 _MOST: Final = 200
 """Items of a list that a page shows."""
 ASSETS: Final = Path(__file__).parent / "assets"
@@ -56,7 +56,7 @@ SCRIPTS: Final = (
     *("dom", "text", "data", "tree", "selection", "colours", "squares", "treemap"),
     *("histogram", "columns", "entries", "table", "files", "panel", "head", "main"),
 )
-"""The modules of the script, each behind those that it imports."""
+"""The modules of the script, each after those that it imports."""
 _IMPORT: Final = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
@@ -75,7 +75,7 @@ def shown(value: Any) -> Any:
 
 
 def _roles(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the role of the state dict that each tensor is in: the innermost of those that have it."""
+    """Return the role of each tensor: that of the innermost state dict that has it."""
     roles = dict.fromkeys(checkpoint.tensors, "other")
     for found in sorted(checkpoint.state_dicts, key=lambda one: len(one.key)):
         head = f"{found.key}." if found.key else ""
@@ -84,7 +84,7 @@ def _roles(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def tensor_rows(checkpoint: Checkpoint, head: str = "", number: int = 0) -> list[dict[str, Any]]:
-    """Return a row for each tensor of a checkpoint; with so many rows of others before them, and a head of names."""
+    """Return a row for each tensor of a checkpoint. ``number`` rows are before them; ``head`` is put before names."""
     rows: list[dict[str, Any]] = []
     first: dict[object, int] = {}
     roles = _roles(checkpoint)
@@ -133,7 +133,7 @@ _ALIKE: Final = ("cosine", "relative")
 
 
 def _changes(report: DiffReport, names: Iterable[str]) -> dict[str, str]:
-    """Return what is said of each tensor: of several changes, the one that stands last here."""
+    """Return the kind of change of each tensor; if there are several, the last one in this order."""
     found = dict.fromkeys(names, "same" if report.values_compared else "not compared")
     for change, changed in (
         ("close", report.close),
@@ -148,7 +148,7 @@ def _changes(report: DiffReport, names: Iterable[str]) -> dict[str, str]:
 
 
 def add_values(rows: Sequence[dict[str, Any]], found: Iterable[ValueRow | None]) -> None:
-    """Add to each row what the values of its tensor are like, or why that is not known."""
+    """Add to each row the statistics of its tensor's values, or why there are none."""
     for row, one in zip(rows, found, strict=True):
         known = one and (one.values._asdict() if one.values is not None else {"why": one.why})
         row.setdefault("values", []).append(shown(known and as_json(known)))
@@ -161,7 +161,7 @@ def packed(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _listed(facts: Iterable[Fact]) -> list[tuple[str, list[str]]]:
-    """Return facts with their first items, and how many more there are, but for what a table says."""
+    """Return facts with their first items, and how many more there are, without those that the table shows."""
     return [
         (fact.label or "names", shown([*islice(fact.items, _MOST), *_more(len(fact.items) - _MOST)]))
         for fact in facts
@@ -174,7 +174,7 @@ def _more(number: int) -> list[str]:
 
 
 def comparison_facts(report: DiffReport) -> dict[str, object]:
-    """Return the verdict, and what differs by kind."""
+    """Return the verdict, and the differences by kind."""
     return {"verdict": with_options(report.verdict), "same": report.same, "facts": _listed(facts_of(report))}
 
 
@@ -200,8 +200,8 @@ def folder_facts(
     path: str, findings: Iterable[Finding], reports: Mapping[str, CheckReport], depth: Depth
 ) -> dict[str, object]:
     """
-    Return a row for each of the files of a folder, by name, and one for itself if there is something wrong with it;
-    what was found, by code; and the verdict.
+    Return a row for each file of a folder, by name, and one for the folder if something is wrong with it; the findings,
+    by code; and the verdict.
     """
     files, worst = len(reports), [one.worst for one in reports.values()]
     counts = {word: worst.count(word) for word in ("error", "warning") if word in worst}
@@ -231,7 +231,7 @@ def folder_facts(
 
 
 def _reasons(report: CheckReport) -> list[Finding]:
-    """Return what was found in a file, and why it cannot be opened."""
+    """Return why a file cannot be opened, as a finding, and its findings."""
     error = report.error
     return [*([Finding(error.kind, "error", error.message, error.hint)] if error is not None else []), *report.findings]
 
@@ -263,7 +263,7 @@ def _group(code: str, severity: str, found: Sequence[tuple[str, Finding]]) -> di
 
 
 def report_facts(report: CheckReport) -> dict[str, object]:
-    """Return what a check says of a file, whether it can be opened or not: of its object, what a page shows."""
+    """Return the fields of a check's object that a page shows, whether the file can be opened or not."""
     found = report.as_dict()
     name = os.path.basename(local_name(report.path).rstrip(f"/{os.sep}")) or report.path
     said = {field: shown(found.get(field)) for field in ("path", "worst", "findings", "loading", "error")}

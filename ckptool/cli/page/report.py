@@ -73,14 +73,14 @@ def report(
         OutputExists: The page is there, and ``force`` does not say to overwrite it.
         OutputFailed: It cannot be written.
         CkptoolError: ``path`` is not there, or one of two files cannot be read.
-        ValueError: ``output`` is no name of a page, or is what is read; or what is about two files is given for one.
+        ValueError: ``output`` is not a name for a page, or is a file to read; or options for two files come with one.
     """
     if other is None and (key_a or key_b or ignore_wrappers):
         raise ValueError("key_a, key_b and ignore_wrappers are about two files: give other, too")
     name, a, b = os.fspath(output), os.fspath(path), None if other is None else os.fspath(other)
     error: CkptoolError | None = None
     with Output(page_path(name, (a, b)), force=force, shown=name) as page:
-        # It is there before anything is read: a name that cannot be written to is said at once.
+        # It is created before anything is read, so that a name that cannot be written fails at once.
         rows = _Rows(page, progress, limits, with_values=bool(values))
         if b is None:
             content, error = _of_one(a, rows, digest=digest)
@@ -93,7 +93,7 @@ def report(
 
 
 def page_path(output: str, files: tuple[str, str | None]) -> str:
-    """Return the path of the page; raise ValueError for one under which something else was meant, or that is read."""
+    """Return the path of the page; raise ValueError if it is not a name for one, or is a file to read."""
     if "://" in output:
         raise ValueError("an address, and pages are written to files here")
     stem, suffix = os.path.splitext(output)
@@ -115,7 +115,7 @@ class _Rows:
         self.found: list[dict[str, Any]] = []
 
     def add(self, checkpoint: Checkpoint, found: CheckReport, head: str = "") -> CheckReport:
-        """Add those of a checkpoint, in which this was found; return what was found, now in its values, too."""
+        """Add the rows of a checkpoint; return its report, ``found``, with findings about values, if they are read."""
         own = tensor_rows(checkpoint, head, len(self.found))
         if self.depth == "values":
             tensors = [*checkpoint.tensors.values(), *checkpoint.attributes.values()]
@@ -128,13 +128,13 @@ class _Rows:
         return found
 
     def note(self, path: str) -> None:
-        """Note a path that is not opened here: whoever may not read it may not read the page."""
-        with suppress(OSError, ValueError):  # far away
+        """Permit the page only to those who may read a path, which is not opened here."""
+        with suppress(OSError, ValueError):  # remote
             self.page.narrow(os.stat(path.partition("::")[0]).st_mode)
 
 
 def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[bytes, CkptoolError | None]:
-    """Return a page of one file, or of a folder, and why that cannot be opened."""
+    """Return a page of one file, or of a folder, and the error if it cannot be opened."""
     found = None if os.path.isdir(path) else check(path, digest=digest, limits=rows.limits)
     if found is None or found.form == "archive":
         files, own = _files_in(path, rows.limits)
@@ -153,7 +153,7 @@ def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[bytes, CkptoolErro
 
 
 def _files_in(path: str, limits: Limits) -> tuple[dict[str, Target], Sequence[Finding]]:
-    """Return the checkpoints in a folder or an archive of several, by their names, and what was found about it."""
+    """Return the checkpoints in a folder or an archive of several, by their names, and the findings about it."""
     is_folder = os.path.isdir(path)
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
@@ -171,7 +171,7 @@ def _files_in(path: str, limits: Limits) -> tuple[dict[str, Target], Sequence[Fi
 
 
 def _reports(files: Mapping[str, Target], rows: _Rows) -> dict[str, CheckReport]:
-    """Add the rows of several files, and return what was found in each, but for what is surely no checkpoint."""
+    """Add the rows of several files, and return their reports, but for files that are surely not checkpoints."""
     reports: dict[str, CheckReport] = {}
     for name, one in files.items():
         found = check(one.path, limits=rows.limits)
@@ -189,7 +189,7 @@ def _reports(files: Mapping[str, Target], rows: _Rows) -> dict[str, CheckReport]
 def _of_two(
     a: str, b: str, rows: _Rows, progress: Progress | None, *, values: bool | None, digest: bool, **sides: Any
 ) -> bytes:
-    """Return a page of two files, and of where they differ; without ``values``, these are compared, and no more."""
+    """Return a page of two files and their differences; ``values`` adds statistics, and False does not compare them."""
     compared = diff(a, b, values=values is not False, stat=bool(values), progress=progress, limits=rows.limits, **sides)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=rows.limits)) for path in (a, b)]
@@ -215,7 +215,7 @@ def _of_two(
 def _with_values(
     found: CheckReport, checkpoint: Checkpoint, rows: Iterable[tuple[LazyTensor, ValueRow]]
 ) -> CheckReport:
-    """Return what was found in a file, with what is odd about the values of a checkpoint in it, as `check` says it."""
+    """Return a report with findings about the values of a checkpoint, as `check` has them, from their statistics."""
     by_place = {identity(tensor.info): row for tensor, row in rows}
 
     def known(tensor: LazyTensor) -> ValueFacts | str:

@@ -438,9 +438,9 @@ class LiveModel(Closing):
         is loaded when two looks in a row find it the same. Files that are renamed there more often than that are whole,
         and are loaded. One that cannot be loaded is reported, through ``logging``, ``last_error`` and ``on_reload``,
         and not tried again until it changes; so is one that is gone. A process that forks has to call this after the
-        fork. With an index of shards, only the index is looked at: put it there last. With a folder, every file is; if
-        it has an index, nothing is loaded until that is another one, too. An address is asked for its version at each
-        look.
+        fork. With an index of shards, only the index is watched: put it there last. With a folder, every file is; if it
+        has an index, nothing is loaded until that is another one, too. At each look, the server of an address is asked
+        for its version.
 
         Raises:
             ValueError: There is no path, and what was loaded last came from none, or nothing was loaded; or ``every``
