@@ -470,3 +470,58 @@ def test_what_quantised_weights_cause_is_mended_by_plain_ones(text: str, tmp_pat
     assert "quantised" in str(found.in_file)
     assert "--dequantize" in str(found.command)
     done(str(found.command))
+
+
+NO_RENAME = {
+    "a layer is missing": (
+        [name for name in LLAMA if "layers.1.mlp" not in name],
+        "Net LOAD REPORT from: /m\nKey | Status |\nmodel.layers.1.mlp.{gate_proj, up_proj}.weight | MISSING |",
+    ),
+    "a part is missing": (
+        ["down.conv.weight", *(f"up.1.{name}" for name in ("conv.weight", "conv.bias", "out.weight"))],
+        "Some weights of Net were not initialized and are newly initialized: ['mid.conv.weight', 'mid.conv.bias']",
+    ),
+    "a head of another task": (
+        LLAMA,
+        "Net LOAD REPORT from: /m\nKey | Status |\nlm_head.weight | UNEXPECTED |\nscore.weight | MISSING |",
+    ),
+    "a head with a bias": (
+        ["bert.x.weight", "qa_outputs.weight", "qa_outputs.bias"],
+        "LOAD REPORT from: /m\nqa_outputs.{weight, bias} | UNEXPECTED |\nclassifier.{weight, bias} | MISSING |",
+    ),
+}
+
+
+@each("case", NO_RENAME)
+def test_what_the_file_lacks_is_not_taken_for_renamed(case: str, tmp_path: Path) -> None:
+    names, text = NO_RENAME[case]
+    (found,) = explain(text, saved(tmp_path, names))
+
+    assert "migrate" not in (found.command or ""), found
+    assert "under other names" not in (found.in_file or ""), found
+
+
+def test_a_package_that_the_code_needs_is_not_looked_for_in_the_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, LLAMA)
+    (of_code,) = explain("ModuleNotFoundError: No module named 'einops'", path)
+    assert of_code.in_file == "it asks for no class or package: the code that loads it does"
+    assert "einops" in of_code.meaning
+    (of_weights,) = explain("ModuleNotFoundError: No module named 'optimum.gptq'", path)
+    assert of_weights.kind == "quantized"
+
+
+WITH_FACTS = {
+    "AttributeError: 'Net' object has no attribute 'module'": "its names begin with conv (1), embed (1)",
+    "Some weights of Net are newly initialized because missing from the checkpoint: ['x.weight']": "is not there",
+    "because conv.weight expected shape torch.Size([2, 9]), but got torch.Size([2, 2]).": "conv.weight is [2, 2]",
+    "Attempted to load weight (torch.Size([2, 2])) into parameter (torch.Size([3, 2]))": "conv.weight, embed.weight",
+    "IndexError: index out of range in self": "embed.weight is [2, 2]",
+    "FileNotFoundError: File not found: /m/tokenizer.model": "the message is about '/m/tokenizer.model'",
+}
+
+
+@each("text", WITH_FACTS)
+def test_the_fact_of_the_file_that_a_message_is_about_is_said(text: str, tmp_path: Path) -> None:
+    (found,) = explain(text, saved(tmp_path, ["conv.weight", "embed.weight"]))
+
+    assert WITH_FACTS[text] in (found.in_file or ""), found

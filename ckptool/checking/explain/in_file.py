@@ -43,6 +43,8 @@ _MOST_LISTED: Final = 8
 _HEAD: Final = re.compile(r"^(?:base_model\.model|lora_(?:unet|te\d?|transformer)|[^.]+)")
 _OF_LORA: Final = re.compile(r"lora_(?:embedding_)?[AB]|lora[._](?:\w+\.)?(?:down|up)\b|\.alpha$")
 _KINDS: Final = {".lokr_": "LoKr", ".hada_": "LoHa", ".oft_": "OFT", ".ia3_": "IA3", "prompt_embeddings": "prompt"}
+_OF_TASK: Final = re.compile(r"(?:score|classifier|qa_outputs|lm_head|cls|pooler|pre_classifier)\.")
+"""Heads of transformers: that of another task has other values, whatever its shapes are."""
 _OF_PEFT: Final = re.compile(r"^(?:transformer\.)?base_model\.model\.")
 _COMPONENTS: Final = {
     "a diffusion model": r"(model\.)?diffusion_model\.|(double|single|joint|input|down|transformer)_blocks\.|blocks\.",
@@ -145,7 +147,7 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
         expected = [name.removeprefix(prefix) for name in missing]
         is_meant = not found.keys().isdisjoint(unexpected)
         known = [name for name in found if is_meant and name not in unexpected]
-        changes = names_meet([*expected, *known], found)
+        changes = names_meet([*expected, *known], found, guesses=not all(map(_OF_TASK.match, expected)))
         if changes and not unexpected and not all(map(ne, found, renamed(list(found), changes) or found)):
             continue  # a message that lists no unexpected names knows those of the file: the model wants them, too
         if changes is not None:
@@ -252,11 +254,18 @@ def _shape(checkpoint: Checkpoint, text: str) -> Cause | None:
 
 
 def _convolution(checkpoint: Checkpoint, text: str) -> Cause | None:
-    """A convolution that takes other inputs: which one it is."""
-    size = re.search(r"weight of size \[([\d, ]+)\]", text)
+    """A convolution that takes other inputs, or a tensor that does not fit: which one it is, by its size."""
+    size = re.search(r"(?:weight of size |load weight \(torch\.Size\()\[([\d, ]+)\]", text)
     shape = [int(number) for number in re.findall(r"\d+", size[1])] if size is not None else None
     names = [name for name, tensor in (checkpoint.weights or {}).items() if list(tensor.shape) == shape]
     return Cause(f"{some(names)} {'has' if len(names) == 1 else 'have'} this size in it") if names else None
+
+
+def _rows(checkpoint: Checkpoint, _: str) -> Cause | None:
+    """Embeddings, which have a row for each token or position."""
+    tables = {name: one.shape for name, one in (checkpoint.weights or {}).items() if len(one.shape) == 2}
+    found = [f"{name} is {list(shape)}" for name, shape in tables.items() if re.search(r"emb|wte|wpe", name)]
+    return Cause(f"in it, {some(found)}") if found else None
 
 
 # Devices, types, sizes
@@ -328,7 +337,11 @@ def _names(checkpoint: Checkpoint, _: str, *, foreign: bool = False) -> Cause | 
     if foreign:
         names = [name for name in names if name.partition(".")[0] != "torch"] or names
     if not names:
-        return None
+        return (
+            Cause("it asks for no class or package: the code that loads it does", "Install it there.")
+            if foreign
+            else None
+        )
     fact, command = f"it asks for {some(names)}", _alone(checkpoint)
     if command is None:
         return Cause(fact, "It holds no weights: read it with ckptool.open_checkpoint().")
@@ -452,7 +465,7 @@ def _index(checkpoint: Checkpoint, _: str) -> Cause | None:
 
 def _there(checkpoint: Checkpoint, text: str) -> Cause:
     """The file is there: the path in the message is another."""
-    named = re.search(r"No such file or directory: '?([^'\n]+)", text)
+    named = re.search(r"(?:No such file or directory|File not found): '?([^'\n]+)", text)
     other = f", and the message is about {named[1]!r}" if named is not None else ""
     return Cause(f"it is there, {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}{other}")
 
@@ -473,17 +486,18 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
         "unknown-operator no-folder megatron-ranks zero-world-size zero-rank no-state-dict",
         partial(_layout, is_taken=True),
     ),
-    ("not-torchscript persistent-id pickle-protocol zero-latest zero-files model-parallel", _layout),
+    ("not-torchscript persistent-id pickle-protocol zero-latest zero-files model-parallel no-gguf", _layout),
     ("no-weights-file adapter-settings unreadable-weights", _training),
     (
         "shared-tensors non-contiguous sparse nested safetensors-metadata not-safetensors safetensors-header",
         _to_safetensors,
     ),
-    ("adapter-modules adapter-tensors lora-layers lora-component", _begins),
+    ("adapter-modules adapter-tensors lora-layers lora-component no-wrapper no-folder-here", _begins),
     ("model-type no-component left-over", _components),
     ("quantized element-type", _quantized),
     ("weights-alone no-arguments", _of_lightning),
-    ("channels", _convolution),
+    ("channels some-shape", _convolution),
+    ("index", _rows),
     ("mixed-dtypes half-on-cpu", _types),
     ("no-file", _there),
     ("folder json", _in_pieces),

@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from itertools import chain, islice, product
+from operator import eq
 from typing import NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.messages import counted
-from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing
+from ckptool.names.matching import Renames, is_extra_state, match, may_be_missing, renamed
 from ckptool.names.suggestions import guess_renames
 from ckptool.names.wrappers import HEADS
 from ckptool.sources.paths import command_line
@@ -38,6 +39,7 @@ _CLOSED = re.compile(r"[\]}]")
 _END = re.compile(r"\n|\\n|(?:missing|unexpected)[_ ]key|size mismatch", re.IGNORECASE)
 _ROW = re.compile(r"^[ \t]*(\S(?:[^|\n]{0,1000}\S)?)[ \t]*\|[ \t]*(MISSING|UNEXPECTED|MISMATCH)\b", re.MULTILINE)
 """A row of the table that transformers prints since version 5."""
+_MISFIT = re.compile(r"(?:size mismatch for |because (?=\S+ expected shape))([\w.]+)")
 _BRACES = re.compile(r"\{(?:(\d{1,4})\.\.\.(\d{1,4})|([\w.]{1,99}(?:, ?[\w.]{1,99}){1,999}))\}")
 _OF_ADAPTER = re.compile(r"(?<=\.)((?:lora|hada|lokr)_\w+)\.[^.]+(?=\.weight$|$)")
 """``lora_A.default`` in names of a model with an adapter of peft: the adapter's name, ``default``, is not in files."""
@@ -109,7 +111,7 @@ def key_lists(text: str) -> KeyLists:
 def mismatched(text: str) -> list[str]:
     """Return the names of tensors whose sizes differ, according to a message."""
     rows = (name for found, kind in _ROW.findall(text) if kind == "MISMATCH" for name in _expanded(found))
-    return list(islice(dict.fromkeys([*re.findall(r"size mismatch for ([\w.]+)", text), *rows]), MOST_NAMES))
+    return list(islice(dict.fromkeys([*_MISFIT.findall(text), *rows]), MOST_NAMES))
 
 
 def _on_one_line(found: re.Match[str]) -> str:
@@ -155,7 +157,8 @@ def names_meet(
     is_whole = bool(matched.pairs) and all(map(may_be_missing, matched.missing))
     is_for_all = not every and any(change.option == "add_prefix" for change in matched.changes)
     is_seen_through = matched.target_wrapped and matched.changes
-    if is_whole and not (matched.alternatives or is_seen_through or is_for_all):
+    is_odd = any(change.option == "add_prefix" for change in matched.changes) and not _is_on_all(there, matched.changes)
+    if is_whole and not (matched.alternatives or is_seen_through or is_for_all or is_odd):
         return matched.changes
     if not guesses or len(wanted) == 1:
         return None
@@ -165,6 +168,15 @@ def names_meet(
         guessed = guess_renames(wanted, there, every=every)
         guessed = guessed if len(guessed) == 1 else ()
     return guessed or None
+
+
+def _is_on_all(names: Collection[str], changes: Renames) -> bool:
+    """Say whether a prefix that is taken off is on all names."""
+    for change in changes:
+        before, names = list(names), renamed(list(names), (change,)) or names
+        if change.option == "strip_prefix" and any(map(eq, before, names)):
+            return False
+    return True
 
 
 def why_renamed(changes: Renames) -> str:
