@@ -67,7 +67,7 @@ def make_plan(
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
-    root, layout = archive_root(target), kept or Kept()
+    layout = kept or Kept()
     plan = Plan(
         form=form,
         target=target,
@@ -85,24 +85,43 @@ def make_plan(
     if form == "model" and changes.model is None and merge is not None:
         _refuse("a whole model is written as it is", "Leave out `form=`, or name its class with `model=`.")
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
-        names = _read_of_all(checkpoint, names)
-        replaced, made = _put_in_place(checkpoint, changes, merge) if merge is not None else (None, ())
-        plan = replace(plan, names=names, made=made)
-        model = _model_in(checkpoint, changes) if form == "model" else None
-        edited = torch_plan.edit_everything(plan, checkpoint, changes, wrappers, model, replaced, layout.rewriter)
-        if is_whole_dcp:
-            from ckptool.migration import dcp_plan
-
-            return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
-        return torch_plan.plan_everything(plan, checkpoint, edited, root, layout.pickled_nbytes)
+        return _of_everything(plan, checkpoint, changes, wrappers, merge, layout)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
     recipe = way or asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
     plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
+    return _of_weights(plan, checkpoint, weights, changes, layout)
+
+
+def _of_everything(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    changes: Changes,
+    wrappers: frozenset[str],
+    merge: Merge | None,
+    layout: Kept,
+) -> Plan:
+    """Return the plan of a file that keeps all values of the source, or of a folder of DCP with all of them."""
+    plan = replace(plan, names=_read_of_all(checkpoint, plan.names))
+    replaced = None
+    if merge is not None:
+        replaced, made = _put_in_place(checkpoint, changes, merge)
+        plan = replace(plan, made=made)
+    model = _model_in(checkpoint, changes) if plan.form == "model" else None
+    edited = torch_plan.edit_everything(plan, checkpoint, changes, wrappers, model, replaced, layout.rewriter)
+    if plan.form == "dcp":
+        from ckptool.migration import dcp_plan  # most plans are of files
+
+        return dcp_plan.plan_everything(plan, checkpoint, edited, changes)
+    return torch_plan.plan_everything(plan, checkpoint, edited, archive_root(plan.target), layout.pickled_nbytes)
+
+
+def _of_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, layout: Kept) -> Plan:
+    """Return the plan of the files that weights become."""
     if changes.cut is not None:
         from ckptool.migration.slices_plan import plan_slices  # few are cut
 
         return plan_slices(plan, checkpoint, weights, changes)
-    if form == "safetensors":
+    if plan.form == "safetensors":
         from ckptool.migration import safetensors_plan
 
         plan = safetensors_plan.plan_weights(plan, checkpoint, weights, changes, layout.tensors_at)
@@ -111,13 +130,13 @@ def make_plan(
 
             plan = replace(plan, files=[*config_files(changes), *plan.files])
         return plan
-    if form == "dcp":
+    if plan.form == "dcp":
         from ckptool.migration import dcp_plan  # most plans are of files
 
         return dcp_plan.plan_weights(plan, checkpoint, weights, changes)
-    if form == "model":
+    if plan.form == "model":
         plan, changes = replace(plan, location="cpu"), changes._replace(to="cpu")  # it is built there
-    return torch_plan.plan_weights(plan, checkpoint, weights, changes, root)
+    return torch_plan.plan_weights(plan, checkpoint, weights, changes, archive_root(plan.target))
 
 
 def _prepared(
