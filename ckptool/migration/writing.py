@@ -254,7 +254,8 @@ class Transfer(Closing):
         if extents is None and pieces is not None and payload.nbytes >= WORTH_A_THREAD:
             found = self._put_together(pieces, checksum=checksum)
         elif extents is None:
-            for chunk in payload.chunks():
+            chunks = payload.chunks()
+            for chunk in self._computed(chunks) if payload.nbytes >= WORTH_A_THREAD else chunks:
                 found = crc32(chunk, found)
                 self._output.write(chunk)
         elif all(extent.nbytes >= WORTH_A_THREAD for extent in extents):
@@ -335,13 +336,22 @@ class Transfer(Closing):
         source.release()
         return found if checksum else 0
 
+    def _computed(self, chunks: Iterator[T]) -> Iterator[T]:
+        """Yield chunks in order; a thread computes or unpacks each while the one before it is written."""
+        pool = self._threads()
+        coming = pool.submit(next, chunks, None)
+        while (chunk := coming.result()) is not None:
+            coming = pool.submit(next, chunks, None)
+            yield chunk
+
     def _each(self, do: Callable[[T], int], work: Iterable[T]) -> Iterator[int]:
         """Call a function for each piece of work, in several threads if the output takes bytes in any order."""
-        if not self._output.takes_any_order:
-            return map(do, work)
+        return self._threads().map(do, work) if self._output.takes_any_order else map(do, work)
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = threads()
-        return self._pool.map(do, work)
+        return self._pool
 
     def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
         """Return a small range of a file, and read ahead: the next ranges are likely to be adjacent."""
