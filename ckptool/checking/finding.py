@@ -100,7 +100,7 @@ def worst_of(findings: Iterable[Finding]) -> Severity | None:
 
 
 class Code(NamedTuple):
-    """What every finding with one code says."""
+    """What all findings with one code have in common."""
 
     severity: Severity | None
     """None if it depends on the file, or on the options."""

@@ -1,6 +1,7 @@
 """
-The other files in the folder of a checkpoint: what unpickling them would do, because loaders read them, too; and
-whether files that seem to hold the same weights do.
+The other files in the folder of a checkpoint: what unpickling them would do, and whether copies of weights are equal.
+
+They matter because loaders of frameworks read such files, too.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Policy(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What a policy makes of a report."""
+    """How a policy judges a report."""
 
     outcome: Outcome
     failing: tuple[Finding, ...] = ()

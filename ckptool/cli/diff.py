@@ -59,7 +59,7 @@ def diff(a: str, b: str, **options: Any) -> None:
         asked = {name: options[name] for name in _ASKED}
         report = diff_files(a, b, values=not options["no_values"], progress=line, **asked)
         result = _Compared(report, quiet=quiet)
-    except ValueError as error:  # of a tolerance
+    except ValueError as error:  # about a tolerance
         raise click.UsageError(str(error)) from error
     except CkptoolError as error:
         paths = {side: {"path": shown_path(path)} for side, path in (("a", a), ("b", b))}

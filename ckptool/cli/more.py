@@ -133,7 +133,7 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
 
     try:
         written = write_fixtures(folder, choice.device, tell)
-    except RuntimeError as error:  # of torch: it has no kernel for the device, or nothing by which two of it talk
+    except RuntimeError as error:  # torch has no kernel for the device, or no backend for two of them to communicate
         if choice.device.type == "cpu":
             raise
         what = f"{choice.device} cannot do all that the nets need: {error}".partition("\n")[0]

@@ -62,7 +62,7 @@ class OnRay(Pool):
             for name, value in (("MODE", "token"), ("TOKEN", secrets.token_hex(32))):
                 os.environ.setdefault(f"RAY_AUTH_{name}", value)
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # of half a minute each
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # each takes half a minute
         needed("ray.exceptions", "ray", _REQUIREMENT)
         self._ray = needed("ray", "ray", _REQUIREMENT)
 
@@ -118,7 +118,7 @@ class OnRay(Pool):
         """Give a batch to Ray."""
         if self._given[0] is not work:
             self._given = (work, self._ray.put(work))
-        task = self._ray.remote(max_retries=0)(_run)  # which would try the whole batch again and again
+        task = self._ray.remote(max_retries=0)(_run)  # else Ray would try the whole batch again and again
         folder = str(Path.cwd()) if starts_here else None
         return task.remote(__version__, folder, self._given[1], [*batch.left.values()])
 

@@ -330,7 +330,7 @@ class Brief(Output):
         cells = result.cells()
         is_text = result.error is not None or not self._columns
         word = "other" if result.error and not result.exit_code else result.word
-        if self._columns and word == result.otherwise:  # as of nearly all
+        if self._columns and word == result.otherwise:  # as for nearly all files
             word = ""
         self._say(word, result.path, "; ".join(cells) if is_text else self._in_columns(cells), is_text=is_text)
 

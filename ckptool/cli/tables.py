@@ -84,7 +84,7 @@ def table_formats() -> list[str]:
     """Return the names that ``formatted_table`` takes."""
     from tabulate import tabulate_formats
 
-    # "unsafehtml" and "latex_raw" pass what the file says on as markup.
+    # "unsafehtml" and "latex_raw" would pass texts of the file on as markup.
     return sorted({*tabulate_formats, *RAW_FORMATS} - {"unsafehtml", "latex_raw"})
 
 

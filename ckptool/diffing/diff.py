@@ -301,7 +301,7 @@ class _Differences:
         return self._comparer is None or self._comparer.same_bytes((left.ref, right.ref), (0, 0), left.ref.nbytes)
 
     def _not_compared(self, keys: tuple[str | None, str | None]) -> Iterator[str]:
-        """Yield what is adjacent to the weights, not recorded, not readable, or not computed."""
+        """Yield texts on what is next to the weights, not recorded, not readable, or not computed."""
         sides = (self._a, self._b)
         for checkpoint, side, key, label in zip(self._checkpoints, sides, keys, "AB", strict=True):
             weights = checkpoint.weights

@@ -141,7 +141,7 @@ def _weights(checkpoint: Checkpoint, chosen: StateDict, *, aligned: bool) -> Sid
         within = _below(_others(checkpoint), head, apart)
         if chosen.own_keys is not None:
             within = {path: node for path, node in within.items() if {path, *heads(path)} & chosen.own_keys}
-    if chosen.class_name is not None:  # of a whole model, what its state_dict() would hold
+    if chosen.class_name is not None:  # only values that the model's state_dict() would hold
         within = {path: node for path, node in within.items() if {path, *heads(path)} & weights.others.keys()}
     names = _align((*tensors, *within)) if aligned else {}
     return Side(
@@ -243,7 +243,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str] | None:
 
 
 def _lacks(checkpoint: Checkpoint) -> frozenset[Aspect]:
-    traits, recorded, is_sorted = checkpoint.traits, checkpoint.recorded, bool(checkpoint.shards)  # as an index is
+    traits, recorded, is_sorted = checkpoint.traits, checkpoint.recorded, bool(checkpoint.shards)  # an index is sorted
     lacks: dict[Aspect, bool] = {
         "devices": not traits.keeps_devices,
         "ties": not traits.keeps_ties,

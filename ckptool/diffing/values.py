@@ -37,7 +37,7 @@ class ValueDiff(NamedTuple):
     differing: int
     """Elements whose bits differ; with a tolerance, those outside of it; of two types, those whose values differ."""
     nan: int
-    """Those among them that are NaN on one side only."""
+    """How many of these are NaN on one side only."""
     max_abs: float | None
     at: tuple[int, ...]
     """The index of ``max_abs``; of the first differing element if that is 0 or None."""

@@ -567,7 +567,7 @@ def _of_rnn(name: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _of_attention(values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    width = values["embed_dim"]  # that of keys and values, too, or there are other entries
+    width = values["embed_dim"]  # also of keys and values, else there are other entries
     yield from (("in_proj_weight", 3 * width, width), ("out_proj.weight", width, width))
     yield from [("in_proj_bias", 3 * width), ("out_proj.bias", width)] * bool(values["bias"])
     yield from [("bias_k", 1, 1, width), ("bias_v", 1, 1, width)] * bool(values.get("add_bias_kv"))

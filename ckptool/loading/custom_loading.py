@@ -1,6 +1,8 @@
 """
-Models that load through their own code: hooks, overrides, packed parameters, lazy layers. ``load_state_dict`` fills
-them. If a model can be copied, a copy on the CPU loads first: if that fails, the model is unchanged.
+Fills models that load through their own code: hooks, overrides, packed parameters, lazy layers.
+
+Their ``load_state_dict`` does it. If a model can be copied, a copy on the CPU loads first: if that fails, the model is
+unchanged.
 """
 
 from __future__ import annotations
@@ -286,7 +288,7 @@ def _left_out(
 def _made_up(entries: Mapping[str, Any], state: Mapping[str, Any], found: OwnLoading) -> tuple[str, ...]:
     """Return counters of batches that ``state`` lacks and torch does not report: it adds them itself for old files."""
     counters = {name for name in (*entries, *state) if name.rpartition(".")[2] == "num_batches_tracked"}
-    if counters & state.keys() - entries.keys() - {*found.unexpected}:  # which the model's own code may have renamed
+    if counters & state.keys() - entries.keys() - {*found.unexpected}:  # the model's own code may have renamed them
         return ()
     return tuple(name for name in entries if name in counters and name not in state and name not in found.missing)
 

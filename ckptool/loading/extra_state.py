@@ -1,6 +1,8 @@
 """
-Makes Python and torch values of inert nodes: numbers, text, bytes, lists, tuples, dicts, sets, tensors, torch's own
-constants, and weights that torch keeps packed. Nothing else is ever made.
+Makes Python and torch values of inert nodes, and nothing else.
+
+They are numbers, text, bytes, lists, tuples, dicts, sets, tensors, torch's own constants, and weights that torch keeps
+packed.
 
 Weights of torch's quantised layers are objects of C++. They pickle as tensors and numbers, and the name of their class.
 For the classes in ``_PACKERS`` alone, these are packed again by the functions of ``torch.ops.quantized`` that layers

@@ -86,23 +86,24 @@ def load(
     Nothing in the file runs, whatever it is: a state dict, a training checkpoint, a whole model (its class is not
     needed), safetensors, TorchScript. ``source`` is a path, bytes, or a binary file object. ``map_location`` is what
     ``torch.load`` takes, and ``device`` another word for it; tags that were saved are never obeyed, and no accelerator
-    is started that it does not name. ``key`` picks a state dict by its path, or all with names from the top if it is
-    empty; ``weights`` the averaged (``ema``) or the ``raw`` ones, or those that DeepSpeed computed with (``module``),
-    which may be rounded. ``strip`` takes off what wrappers put before every name; where only some have it, all keep it.
-    Of these names, ``include`` takes those that match a glob, or one of several, and ``prefix`` those below it, without
-    it. ``shard`` takes of those that match a glob one rank's part: ``(dimension, rank, ranks)``. The rest is not read.
+    is started that it does not name. ``key`` is the path of a state dict; an empty one takes all of them, with names
+    from the top of the file. ``weights`` picks the averaged (``ema``) or the ``raw`` ones, or those that DeepSpeed
+    computed with (``module``), which may be rounded. ``strip`` removes what wrappers put before every name; if only
+    some names have it, all keep it. After that, ``include`` takes the names that match a glob, or one of several,
+    ``prefix`` takes the names below it, and strips it, and ``shard`` takes one rank's part of the tensors that match a
+    glob: ``(dimension, rank, ranks)``. The rest is not read.
 
     Tensors that share memory in the file share it again, and all can be written to: the file never changes. With
     ``mmap``, those on the CPU are views of a private mapping of the file, whose pages all processes share until they
     write to them; replacing the file by renaming another over it is safe, but truncating it kills every process that
-    maps it. ``auto`` maps local files, and reads those that answer over a network. ``dtype`` is what floating tensors
-    are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded, are refused then,
-    unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged where scales are not among
-    the weights. ``dequantize`` makes them the plain weights that they stand for, of type ``dtype``, or of the type of
-    their scales, or bfloat16. ``verify`` first compares the file with the checksums in it, in a separate pass.
-    ``allow_missing`` goes on where the file does not have all that the model's own ``state_dict()`` would hold, or only
-    code could make it. ``progress`` is called with the bytes that were read so far, and those to be read in all, which
-    what is mapped is not. A process that has loaded can fork. Safe to call from several threads.
+    maps it. ``auto`` maps local files, and reads those on a network file system. ``dtype`` is the type that floating
+    tensors are cast to: ``torch.float16`` or ``"fp16"``; quantised weights, whose scales would be rounded, are refused
+    then, unless ``break_quantized`` says that this is meant. Without a cast, a warning is logged if scales are not
+    among the weights. ``dequantize`` makes plain weights of them, of type ``dtype``, or of the type of their scales, or
+    bfloat16. ``verify`` first compares the file with the checksums in it, in a separate pass. ``allow_missing`` goes on
+    if the file does not have all that the model's own ``state_dict()`` would hold, or only code could make it.
+    ``progress`` is called with the bytes that were read so far, and those to be read in all; mapped bytes are not among
+    these. A process that has loaded can fork. Safe to call from several threads.
 
     Raises:
         DamagedFile: ``verify`` found bytes that differ from those that were written.
@@ -110,10 +111,10 @@ def load(
         AmbiguousWeights: Several state dicts could be the weights; ``candidates`` and the hint list them.
         IncompleteWeights: The file does not have all of them, or only code could name or make a part.
         OutOfMemory: They need more than there is. Nothing was loaded.
-        MigrationRefused: It is to ``dequantize``, and nothing is quantised, or something cannot be made dense.
-        UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break what is
-            quantised, or lose values, which are finite and too large for ``dtype``; or ``shard`` cannot cut it evenly.
-        WeightsNotFound: No state dict is the chosen weights, or ``include``, ``prefix`` or ``shard`` is about no name.
+        MigrationRefused: ``dequantize`` is set, and nothing is quantised, or something cannot be made dense.
+        UnsupportedFeature: A tensor is of a kind that only code of its own can make; or a cast would break quantised
+            weights, or lose finite values that are too large for ``dtype``; or ``shard`` cannot cut a tensor evenly.
+        WeightsNotFound: No state dict is the chosen weights, or ``include``, ``prefix`` or ``shard`` matches no name.
         CkptoolError: The file cannot be read, or the call was cancelled.
         TypeError: An argument is of another type than its annotation says.
         ValueError: It has a value that it does not take, or ``map_location`` and ``device`` differ.

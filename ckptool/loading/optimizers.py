@@ -50,7 +50,7 @@ def read_optimizer(
         UnsupportedFeature: It holds values that only code could make.
     """
     found = [
-        (path, node if nodes.mapping_pairs(node) else by_number(pairs))  # of an object, what its state_dict() holds
+        (path, node if nodes.mapping_pairs(node) else by_number(pairs))  # an object: the content of its state_dict()
         for path, node, pairs, role in states(checkpoint)
         if role == "optimizer"
     ]

@@ -71,7 +71,7 @@ def devices(cuda_visible_devices: str | None = None) -> DeviceReport:
 
     missing = cuda_missing(cuda_visible_devices)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an old driver, which is the reason that is given below
+        warnings.simplefilter("ignore")  # the warning about an old driver, which is the reason given below
         found = [_cpu(), *_accelerated()]
     return DeviceReport(
         torch_version=str(torch.__version__),

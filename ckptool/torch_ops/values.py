@@ -61,7 +61,7 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
     largest = torch.finfo(result.dtype).max
     max_error, overflowed, nonzero, left, nan = 0.0, 0, 0, 0, 0
     flushes = result.itemsize < values.itemsize or _flushes(values.dtype, result.dtype)
-    # Both types are inside this one, and so is the difference of a value and what it becomes.
+    # This type holds all values of both types, and the difference between a value and its cast.
     wide = torch.float64 if 8 in (values.itemsize, result.itemsize) else torch.float32
     gap = torch.empty(BLOCK_NUMEL, dtype=wide, device="cpu")
     for given, made in zip(_blocks(values), _blocks(result), strict=True):
@@ -215,7 +215,7 @@ def _is_held(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
     own = values.dtype
     if own.is_complex:
         return values.imag == 0
-    if not _is_integer(target):  # what is beyond the range of int64 is not cast back, where it would wrap
+    if not _is_integer(target):  # values beyond the range of int64 are not cast back: they would wrap
         whole, made = values.to(torch.int64), values.to(target).to(torch.float64)
         return (made >= -(2.0**63)) & (made < 2.0**63) & (made.to(torch.int64) == whole)
     low, high = _ends(target)

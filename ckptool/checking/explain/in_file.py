@@ -399,7 +399,7 @@ def _of_lightning(checkpoint: Checkpoint, _: str) -> Cause | None:
 
 
 def _form(checkpoint: Checkpoint, _: str) -> Cause:
-    """What was loaded."""
+    """The form of the checkpoint that was loaded."""
     weights = checkpoint.weights
     if weights is None:
         return Cause(f"it is: {FORMS[checkpoint.form]}")
@@ -430,13 +430,13 @@ def _layout(checkpoint: Checkpoint, _: str, *, is_taken: bool = False) -> Cause:
 
 
 def _training(checkpoint: Checkpoint, text: str) -> Cause:
-    """What is there in place of a file of weights, and how to make one of it, if it is a state of training."""
+    """The layout of a checkpoint in place of a file of weights, and how to make one of it, if it is of a training."""
     found = _layout(checkpoint, text)
     return found if checkpoint.traits.is_plain else found._replace(command=_alone(checkpoint, "safetensors"))
 
 
 def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
-    """What safetensors cannot hold as it is, which migrating mends."""
+    """Tensors that safetensors cannot hold as they are, and the migration that mends that."""
     summary = summarise(checkpoint)
     sparse = sum(one.info.layout.startswith("sparse") for one in checkpoint.tensors.values())
     command = _alone(checkpoint, "safetensors", drop_unsupported=sparse > 0)

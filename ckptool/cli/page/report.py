@@ -162,7 +162,7 @@ def _files_in(path: str, limits: Limits) -> tuple[dict[str, Target], Sequence[Fi
             is_one = bool(checkpoint.tensors or not checkpoint.inside)
     except Failure:  # the check says why
         return {}, ()
-    is_chosen = is_folder and any(one.code == "CK167" for one in found)  # of several, by its content
+    is_chosen = is_folder and any(one.code == "CK167" for one in found)  # one of several was chosen by its content
     if is_one and not is_chosen:
         return {}, found
     if is_folder:

@@ -155,7 +155,7 @@ class Assembly:
 
     def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
         """Return the tensors that are plain views of mapped storages. Most are, so this loop has to be fast."""
-        made: OrderedDict[str, torch.Tensor] = OrderedDict()  # what a state dict is
+        made: OrderedDict[str, torch.Tensor] = OrderedDict()  # the type of a state dict
         whole, from_buffer = self._whole, torch.frombuffer
         types: dict[str, tuple[torch.dtype, int]] = {}
         last: Source | None = None
@@ -293,7 +293,7 @@ class Assembly:
                     self.cancellation.check()
                 self._finish(block)
             reached += sum(block.nbytes for block in batch)
-            if meter.done < reached:  # what was mapped, or came from memory
+            if meter.done < reached:  # the rest was mapped, or came from memory
                 meter.read(reached - meter.done)
 
     def _batches(self, blocks: list[_Block]) -> Iterator[list[_Block]]:

@@ -456,7 +456,7 @@ class LiveModel(Closing):
         self.unwatch()
         if version_under(path) is None:
             logger.warning("watching a path without a file: %s", show(shown_path(path)))
-        # What was loaded, not what is there now: a file that came between the two must not be missed.
+        # The version that was loaded, not the one that is there now: a file that came since must not be missed.
         loaded = self._seen[1] if self._seen is not None and self._seen[0] == path else None
 
         def reload(cancellation: Cancellation) -> Reload:
