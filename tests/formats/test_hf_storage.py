@@ -14,6 +14,7 @@ from torch.distributed import checkpoint
 
 import ckptool
 from ckptool.errors import MalformedFile, UnsupportedFeature
+from tests.build import call, named, pickled, torch_zip
 from tests.formats.dcp_folder import Boxes, grid, rows, tensors
 from tests.formats.said import refused
 
@@ -55,6 +56,14 @@ def test_pieces_are_put_together(tmp_path: Path) -> None:
     (note,) = done.notes
     assert "nothing says how many there were" in note
     assert torch.equal(ckptool.load(tmp_path / "one.safetensors")["model.weight"], whole["model.weight"])
+
+
+def test_a_piece_that_is_a_pickle_is_not_called_one_of_safetensors(tmp_path: Path) -> None:
+    write(tmp_path / "saved", CUT)
+    last = max((tmp_path / "saved").glob("*.safetensors"))
+    for data in (pickled(call(named("os", "system"), "true")), torch_zip(call(named("os", "system"), "true"))):
+        last.write_bytes(data)
+        assert ckptool.check(tmp_path / "saved").grade == "system"
 
 
 def test_a_merged_file_says_what_the_pieces_said(tmp_path: Path) -> None:

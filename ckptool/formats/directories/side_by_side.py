@@ -207,8 +207,10 @@ def of_parts(
     If parts do not fill their tensor, that is a remark, and reading the tensor raises an error.
 
     Raises:
-        MalformedFile: Parts of a tensor are of several types.
+        MalformedFile: Parts of a tensor are of several types, or a file is none of safetensors.
     """
+    if others := [name for name, one in files.items() if one.format != safetensors.NAME]:
+        raise MalformedFile(f"{some(others)}: no file of safetensors", kind="piece", hint=AGAIN)
     told = list(remarks)
     contents = Contents({name: _whole(folder, name, shapes[name], own, told) for name, own in parts.items()})
     contents.groups.append(Group("", "mapping", list(parts)))
