@@ -10,12 +10,21 @@ Every figure is of whole processes, run in turn; times are the best of the runs.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from measuring import CKPTOOL, SMALL_TENSORS, at_most, benchmark_files, bounds, options, processes_in_turn, report
+from measuring import (
+    CKPTOOL,
+    SMALL_TENSORS,
+    at_most,
+    benchmark_files,
+    beside_busy,
+    bounds,
+    options,
+    processes_in_turn,
+    report,
+)
 
 TORCH = (
     "import sys, torch; a, b = (torch.load(f, mmap=True, weights_only=True) for f in sys.argv[1:]); "
@@ -31,7 +40,6 @@ for name, left in a.items():
     print(name, int((left != right).sum()), float(gap.max()), float((gap / right.abs()).nan_to_num().max()))
 sys.exit(1)
 """
-BUSY = [sys.executable, "-c", "while True: pass"]
 DIFF = [*CKPTOOL, "diff"]
 MAPPED, COUNTED = "torch.load(mmap=True) + torch.equal", "torch with one thread, counts and largest differences"
 
@@ -60,14 +68,9 @@ def spread(a: Path, b: Path, runs: int) -> Iterator[bool]:
     """Compare a pair in which 1 % of the elements of every tensor differ, alone and beside two busy processes."""
     change_one_percent(a, b)
     for busy in (0, 2):
-        others = [subprocess.Popen(BUSY) for _ in range(busy)]
-        try:
-            title = f"2.3 GB pair, 1 % of all elements changed, beside {busy} busy processes"
+        title = f"2.3 GB pair, 1 % of all elements changed, beside {busy} busy processes"
+        with beside_busy(busy):
             yield compare(title, a, b, runs, same=False, cpu=0.7 if busy else 0.5, peak_mib=96)
-        finally:
-            for one in others:
-                one.kill()
-                one.wait()
 
 
 def change_one_percent(a: Path, b: Path) -> None:

@@ -1,13 +1,13 @@
 """
 How fast and how small ``ckptool stat`` is: 2.3 GB of bfloat16, beside a torch process that computes the same, and
-beside sft-cli, if there is one.
+beside sft-cli, if there is one; and how much more processor time 1.2 GB of float32 take beside two busy processes.
 
     python tests/benchmarks/bench_stat.py [--dir DIR] [--runs 3] [--sft PATH]
 
-Makes a file of 2.3 GB (in DIR, or a temporary folder) of normal values, with zeros among them. torch computes mean,
-deviation, range and zeros of each tensor, from memory that is mapped; sft-cli does what ``sft stat`` does. Times are of
-whole processes, run in turn, the best of the runs. The values are compared with those of float64. Exits 1 if a bound
-does not hold.
+Makes files of 2.3 and 1.2 GB (in DIR, or a temporary folder) of normal values, with zeros among them. torch computes
+mean, deviation, range and zeros of each tensor, from memory that is mapped; sft-cli does what ``sft stat`` does. Times
+are of whole processes, run in turn, the best of the runs. The values are compared with those of float64. Exits 1 if a
+bound does not hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measuring import BLOCK_SHAPE, BLOCKS, CKPTOOL, ENVIRONMENT, at_most, bounds, parser, processes_in_turn, report
+from measuring import (
+    BLOCK_SHAPE,
+    BLOCKS,
+    CKPTOOL,
+    ENVIRONMENT,
+    at_most,
+    beside_busy,
+    bounds,
+    parser,
+    processes_in_turn,
+    report,
+)
 
 STAT = [*CKPTOOL, "stat"]
 PEAK_MIB = 128
@@ -37,9 +48,9 @@ with torch.inference_mode():
 WRITE = """
 import sys, torch
 from safetensors.torch import save_file
-blocks, *shape = map(int, sys.argv[2:])
+blocks, *shape = map(int, sys.argv[3:])
 torch.manual_seed(0)
-base = torch.randn(shape).to(torch.bfloat16)
+base = torch.randn(shape).to(getattr(torch, sys.argv[2]))
 base.view(-1)[::97] = 0
 save_file({f"layers.{n}.weight": base * (n + 1) / 64 for n in range(blocks)}, sys.argv[1])
 """
@@ -61,17 +72,30 @@ def main() -> int:
     arguments.add_argument("--sft", default=shutil.which("sft"), help="the command of sft-cli")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(dir=given.dir) as folder:
-        path = (given.dir or Path(folder)) / "bfloat16.safetensors"
-        if not path.exists():
-            write = [sys.executable, "-c", WRITE, path, BLOCKS, *BLOCK_SHAPE]
-            subprocess.run(list(map(str, write)), check=True)
+        path, wide = ((given.dir or Path(folder)) / f"{dtype}.safetensors" for dtype in ("bfloat16", "float32"))
+        for one, blocks in ((path, BLOCKS), (wide, BLOCKS // 4)):
+            if not one.exists():
+                write = [sys.executable, "-c", WRITE, one, one.stem, blocks, *BLOCK_SHAPE]
+                subprocess.run(list(map(str, write)), check=True)
         peers = {"torch": [sys.executable, "-c", TORCH, str(path)]}
         if given.sft:
             peers["sft stat"] = [given.sft, "stat", str(path)]
         figures = processes_in_turn({"ckptool stat": [*STAT, str(path)], **peers}, given.runs)
         checks = bounds(figures, wall=dict.fromkeys(peers, 1), peak=PEAK_MIB)
         checks.append(at_most("values within {:.1e} of those of float64", largest_error(path), RELATIVE))
-        return 0 if report("2.3 GB of bfloat16", figures, checks) else 1
+        held = [report("2.3 GB of bfloat16", figures, checks), crowded(wide, given.runs)]
+        return 0 if all(held) else 1
+
+
+def crowded(path: Path, runs: int) -> bool:
+    """Compare the processor time that values take alone with that beside two busy processes."""
+    commands = {"stat": [*STAT, str(path)], "check --values": [*CKPTOOL, "check", "--values", str(path)]}
+    alone = processes_in_turn(commands, runs)
+    with beside_busy(2):
+        beside = processes_in_turn(commands, runs)
+    said = "{name}: time of CPU {{:.2f}} of that alone"
+    checks = [at_most(said.format(name=name), beside[name].cpu / alone[name].cpu, 1.5) for name in commands]
+    return report("1.2 GB of float32, beside 2 busy processes", beside, checks)
 
 
 def largest_error(path: Path) -> float:

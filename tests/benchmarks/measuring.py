@@ -140,6 +140,18 @@ def measure(command: Sequence[str], exit_code: int = 0) -> Figures:
     return Figures(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
+@contextmanager
+def beside_busy(count: int) -> Iterator[None]:
+    """Keep so many processes busy meanwhile."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
+
+
 def at_most(said: str, value: float, most: float) -> Check:
     """Return whether a value is within a bound, and the text that says so; ``said`` has braces where the value is."""
     return value <= most, f"{said.format(value)} (at most {most:.3g})"
