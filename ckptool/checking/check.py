@@ -474,8 +474,11 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
 
 
 def answers(code: str, questions: Collection[str]) -> bool:
-    """Return whether findings with this code answer one of these questions; those of members (CK115) always do."""
-    return not questions or code == "CK115" or _OF_HUNDRED[code[2]] in questions
+    """
+    Return whether findings with this code answer one of these questions; those of members (CK115) always do, and so do
+    words that are no code.
+    """
+    return not questions or code == "CK115" or not code.startswith("CK") or _OF_HUNDRED[code[2]] in questions
 
 
 def narrowed(report: CheckReport, questions: Collection[str]) -> CheckReport:

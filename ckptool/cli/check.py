@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from ckptool.checking.check import QUESTIONS, CheckReport, narrowed, sections_of
+from ckptool.checking.check import QUESTIONS, CheckReport, answers, narrowed, sections_of
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
 from ckptool.checking.policy import (
@@ -175,6 +175,9 @@ def check(files: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")
     if options["only"] and "fits" not in options["only"] and (options["like"] or options["model"]) is not None:
         raise click.UsageError("--like and --model ask whether it fits, which --only leaves out: add fits.")
+    for word in options["fail_on"]:
+        if not answers({"code": "CK206", "system": "CK205"}.get(word, word), options["only"]):
+            raise click.UsageError(f"--fail-on {word} is about a question that --only leaves out.")
     if options["model_arguments"] and options["model"] is None:
         raise click.UsageError("--model-arg is for a --model, and none is given.")
     arguments, policy = _arguments(options), policy_of(options)

@@ -29,7 +29,7 @@ _ALONE: Final = ("show_source", "show_skeleton", "show_metadata", "show_globals"
 """Options that leave everything else out."""
 _OF_FILES: Final = (
     *("deep", "values", "strict", "device_check", "like", "model", "key", "show_globals", "only", "quiet", "output"),
-    *("digest", "fail_on", "policy", "allow", "ignore", "baseline"),
+    *("digest", "fail_on", "policy", "allow", "ignore", "baseline", "brief", "as_lines", "as_sarif"),
 )
 
 _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
@@ -47,11 +47,12 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
         ),
         ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
         ("tree", "has no columns", ("columns",)),
+        ("depth", "makes a tree, which has no columns", ("columns",)),
     ),
     "check": (
         ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
         ("explain", "explains a message", _OF_FILES),
-        ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "quiet", "show_globals")),
+        ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "quiet", "show_globals", "digest")),
         ("as_json", "is an object with all about a file", ("quiet",)),
         ("brief", "is a line for each file", ("show_globals",)),
     ),

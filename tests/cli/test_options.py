@@ -146,6 +146,7 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
         (["inspect", A, "--jsonl", "--columns", "name"], "--columns"),
         (["inspect", A, "--json", "--tree"], "--tree"),
         (["inspect", A, "--tree", "--columns", "name"], "--columns"),
+        (["inspect", A, "--depth", "1", "--columns", "name"], "--columns"),
         (["inspect", A, "--tree", "--table", "csv"], "--tree"),
         (["inspect", A, "--table", "csv", "--all"], "--all"),
         (["inspect", A, "--table", "csv", "--digest"], "--digest"),
@@ -155,6 +156,9 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
         (["check", "--list", "--deep"], "--deep"),
         (["check", "--explain", "x", A, "--deep"], "--deep"),
         (["check", "--explain", "x", A, "--fail-on", "error"], "--fail-on"),
+        (["check", "--explain", "x", A, "--sarif"], "--sarif"),
+        (["check", "--explain", "x", A, "-b"], "--brief"),
+        (["check", A, "--sarif", "--digest"], "--digest"),
         (["check", A, "--sarif", "--jsonl"], "--jsonl"),
         (["check", A, "--sarif", "-b"], "--brief"),
         (["check", A, "-b", "--globals"], "--globals"),
@@ -171,6 +175,14 @@ def test_an_option_with_nothing_to_do_is_refused_by_name(words: list[str], idle:
     done = run(*words, code=2)
     assert f"{idle}" in done.stderr
     assert "would do nothing. Give one of them." in done.stderr
+
+
+@each("word", ["CK205", "code", "system"])
+def test_what_only_leaves_out_cannot_make_a_file_fail(word: str) -> None:
+    done = run("check", A, "--only", "whole,loads", "--fail-on", word, code=2)
+    assert f"--fail-on {word} is about a question that --only leaves out" in done.stderr
+    run("check", A, "--only", "safe", "--fail-on", word)
+    run("check", A, "--only", "loads", "--fail-on", "error", "--fail-on", "unreadable", "--fail-on", "CK301")
 
 
 def test_no_fold_alone_is_about_no_tree() -> None:
