@@ -196,7 +196,7 @@ def _leads_out(folder: FolderSource, name: str) -> bool:
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:
-    """Return the identities of the files that were looked at with a checkpoint; others were opened, and no more."""
+    """Return the identities of the files that were inspected with a checkpoint; others were only opened."""
     found: set[tuple[int, int] | str | None] = set()
     sources = [one.source for one in checkpoint.streams] + [one.source for one in checkpoint.archives]
     for source in (checkpoint.source, *sources, *(one.source for one in checkpoint.shards)):

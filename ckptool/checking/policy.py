@@ -1,7 +1,7 @@
 """
 The gate of ``check`` and ``scan``: which findings make a file fail, and a policy of which are let through.
 
-1. A file fails if a finding meets a condition: its code, or its severity or grade, or a lower one.
+1. A file fails if what was found in it meets a condition: has a code, or at least a severity or a grade.
 2. A file that cannot be opened, and may be a checkpoint, neither fails nor passes: its content is unknown.
 3. Findings that are let through stay in the report, and are counted. Findings of code that reaches the system, and of
    parts that were not inspected, are not let through by a name: only by code and path, or by the file's SHA-256.

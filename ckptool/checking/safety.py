@@ -248,7 +248,7 @@ def packed(checkpoints: Sequence[Checkpoint], limits: Limits = DEFAULT_LIMITS) -
 
 def _own_records(checkpoint: Checkpoint) -> dict[str, str]:
     """
-    Return the records of a checkpoint's streams, each with the name of its member, or of the file that it begins with.
+    Return the name of the archive member that each stream of a checkpoint is in, by the stream's record.
 
     Streams inside a member are left out: the member is inspected as a whole, as a file that a loader reads by itself.
     """

@@ -349,7 +349,7 @@ def _rows(paths: list[str], asked: Asked, limits: Limits) -> Iterator[dict[str, 
         is_empty = False
         yield found
     if listing.passed:
-        import logging  # seldom needed
+        import logging  # rarely needed
 
         logging.getLogger("ckptool").warning("left out: %s", not_looked_into(listing.passed))
     if passed and is_empty:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 MOST_ITEMS: Final = 32
 """Most items of a batch."""
 _ROUNDS: Final = 4
-"""A batch is no more than all items so far, by this and the number of processes: so all processes get work at first."""
+"""Batches begin small, so that all processes get work: one item, and one more for each round of so many per process."""
 _MOST_STARTS: Final = 4
 """Failed starts in a row, after which no other is tried."""
 

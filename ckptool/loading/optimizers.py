@@ -127,8 +127,8 @@ def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict
 
 def _by_name(model: torch.nn.Module, mine: list[dict[str, Any]], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
-    Return the file's groups in the optimizer's order if the file names its parameters, else as they are: as in torch,
-    positions count then. Names may differ by wrappers and prefixes, as those of weights may.
+    Return the file's groups in the optimizer's order, if the file names its parameters; else unchanged, because
+    positions count then, as in torch. Names may differ by wrappers and prefixes, as those of weights may.
 
     torch records ``param_names``, but does not use them. If the optimizer has none, and those of the file are not
     names of the model, positions count, too.

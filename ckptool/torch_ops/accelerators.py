@@ -61,7 +61,7 @@ class Accelerator(NamedTuple):
         return int(found[0]), int(found[1])
 
     def room(self, device: torch.device) -> int | None:
-        """Return how many bytes can be allocated, those that torch keeps for new tensors too; None if not known."""
+        """Return how many bytes can be allocated, with those that torch keeps for new tensors; None if not known."""
         index = device.index or 0
         free = self.memory(index)[0]
         reserved, used = (self._call(f"memory_{what}", index, default=0) for what in ("reserved", "allocated"))
