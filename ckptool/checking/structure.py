@@ -281,7 +281,7 @@ def several_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
         names = [f"{one.key or ROOT}{' (averaged)' * (one.role == 'ema')}" for one in found]
         beside = checkpoint.unexplained_beside(found[0]) if len(found) == 1 else ()
         fact = f"several state dicts could be the weights: {some(names + list(beside), _CANDIDATES)}"
-        yield note("CK302", fact, *state_dict(checkpoint, "Pick one with `key=`."), severity="info")
+        yield note("CK302", fact, *state_dict(checkpoint, "migrate takes one with `key=`."), severity="info")
 
 
 def kinds_of_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -229,6 +229,7 @@ def test_no_command_takes_one_of_several_state_dicts(names: tuple[str, str], tmp
 
     assert not [one.command for one in report.findings if one.command and "--key" in one.command]
     assert [one.hint for one in report.findings if one.hint and "It holds 2 state dicts: take one" in one.hint]
+    assert [one.hint for one in report.findings if one.code == "CK302"] == ["migrate takes one with `key=`."]
 
 
 def test_safetensors_stay_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
