@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save as save_safetensors
 
-from ckptool import AmbiguousFile, MalformedFile, open_checkpoint
+from ckptool import AmbiguousFile, MalformedFile, load, open_checkpoint
 from ckptool.checking.structure import examine
-from ckptool.sources.remote import opening
+from ckptool.loading.memory import host
+from ckptool.sources.remote import opening, parts
 from tests.remote.servers import Server, serving
 
 NUMEL = 1 << 14
@@ -104,6 +105,22 @@ def test_a_zip_of_larger_tensors_is_not_fetched_as_a_whole(monkeypatch: pytest.M
     with serving({"/x": data}) as server:
         assert len(opened(server)) == 2_000
         assert server.sent < len(data) / 2
+
+
+def test_loading_fetches_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "PIECE", 1 << 20)
+    monkeypatch.setattr(parts, "PART_NBYTES", 1 << 17)
+    saved = tensors(32, 1 << 17)
+    with serving({"/x": save_safetensors(saved)}) as server:
+        whole = load(f"{server.url}/x")
+        sent = server.sent
+        share = load(f"{server.url}/x", shard={"*": (0, 1, 4)})
+        of_share = server.sent - sent
+
+    assert all(torch.equal(one, saved[name]) for name, one in whole.items())
+    assert all(torch.equal(one, saved[name].chunk(4)[1]) for name, one in share.items())
+    assert sent < 1.1 * (16 << 20)
+    assert of_share < 1.2 * (4 << 20)
 
 
 @pytest.mark.parametrize("save", [zipped, legacy, save_safetensors])

@@ -19,7 +19,7 @@ import torch
 import ckptool.system as system
 from ckptool.errors import OutOfMemory
 from ckptool.sources.files import file_under
-from ckptool.sources.source import Source
+from ckptool.sources.source import Source, far_under
 
 Mmap: TypeAlias = bool | Literal["auto"]
 Mapping: TypeAlias = mmap.mmap
@@ -128,7 +128,8 @@ class HostMemory(Memory):
     def fill(self, progress: Progress) -> None:
         ranges, self._ranges = self._ranges, []
         threads = min(_MOST_THREADS, sum(one.memory.nbytes for one in ranges) // PIECE)
-        if threads < 2:
+        # What is far away is fetched by threads of its own, in the order in which it is read.
+        if threads < 2 or any(far_under(one.source) for one in ranges):
             for one in ranges:
                 progress(_read(one))
             return
