@@ -474,10 +474,7 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
 
 
 def answers(code: str, questions: Collection[str]) -> bool:
-    """
-    Return whether findings with this code answer one of these questions; those of members (CK115) always do, and so do
-    words that are no code.
-    """
+    """Return whether a code is of one of these questions; that of members (CK115) always is, and what is no code."""
     return not questions or code == "CK115" or not code.startswith("CK") or _OF_HUNDRED[code[2]] in questions
 
 

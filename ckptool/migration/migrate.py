@@ -193,10 +193,8 @@ def migrate_by(
         check_cancelled(checkpoint.source.cancellation)
         if how.dry_run:
             if not is_far(plan.target):
-                with open_sink(
-                    plan.target, is_folder=plan.is_folder, force=how.force, progress=None, mode=0o600
-                ) as sink:
-                    sink.reserve(plan.nbytes)  # raises where nothing could be written, and leaves nothing
+                with open_sink(plan.target, is_folder=plan.is_folder, force=how.force, progress=None, mode=0o600) as at:
+                    at.reserve(plan.nbytes)  # raises where nothing could be written, and leaves nothing
             if plan.builds_model and plan.weights is not None:
                 from ckptool.torch_ops.models import model_tensors, refuse_mismatch
 
