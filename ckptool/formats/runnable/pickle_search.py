@@ -387,8 +387,11 @@ class Search:
         except Failure as error:
             self.miss(f"{part.file}: {error.message}")
             return
+        names = len(self.names)
         for stream, pickles in zip(parsed.streams, chain((parsed.pickles,), repeat(())), strict=False):
             self.stream(stream, place(part.file, stream.record), pickles)
+        while len(self.names) > names:
+            self.names.popitem()  # each tensor asks for the same
         if parsed.traits.program:
             self.miss(f"{part.file}: {parsed.traits.program}")
 
