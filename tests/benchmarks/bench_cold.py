@@ -116,7 +116,7 @@ def load(path: str, name: str) -> tuple[float, float, int]:
     size = sum(one.stat().st_size for one in files)
     for one in files:
         drop(one)
-    with mmap.mmap(-1, size * 9 // 4) as memory:
+    with mmap.mmap(-1, size * 9 // 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         touched = torch.frombuffer(memory, dtype=torch.uint8)
         touched[:: mmap.PAGESIZE] = 1
