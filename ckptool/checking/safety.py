@@ -64,8 +64,8 @@ def survey(
     """
     Inspect every pickle of an open checkpoint, but for those of the other checkpoints in its archive.
 
-    ``glances`` leaves out the members of a program that only torch reads, and parts that need more remote requests.
-    ``skims`` does not read an index again if all its names only make data: it may be large.
+    ``glances`` leaves out the members of a program that only torch reads, and what needs more remote requests.
+    ``skims`` leaves out parts of a folder, and an index whose names all only make data: there may be very many.
     """
     search, known = Search(limits, modules_beside(getattr(checkpoint.source, "path", None))), _own_records(checkpoint)
     for stream, pickles in zip(checkpoint.streams, chain((checkpoint.pickles,), repeat(())), strict=False):
@@ -78,7 +78,7 @@ def survey(
     for stream in checkpoint.streams:
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
-    for part in () if glances else checkpoint.parts:
+    for part in () if skims or (glances and is_far(checkpoint.path or "")) else checkpoint.parts:
         if part.contradiction is not None or part.twin is not None:  # other values are streams
             search.part(part)
     if checkpoint.traits.is_plain:

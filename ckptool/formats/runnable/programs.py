@@ -317,7 +317,9 @@ def of_graph(data: bytes, record: str) -> Iterator[Act]:
         return  # other JSON: settings, most likely
     try:
         root = json.loads(data)
-    except (ValueError, RecursionError):  # another Python may read it
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return  # no Python reads it as JSON
+    except (ValueError, RecursionError):  # too long a number, or too deep: another Python may read it
         yield of_program("a layout", "a layout of arguments", UNFOLLOWED, record, 0)
         return
     is_graph = type(root) is dict and "graph_module" in root
