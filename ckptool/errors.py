@@ -128,7 +128,7 @@ def within(what: str, known: str = "") -> Iterator[None]:
         raise
 
 
-def let_go(error: BaseException) -> None:
+def drop_tracebacks(error: BaseException) -> None:
     """Remove the tracebacks of an error and its causes, which keep the local variables of failed calls in memory."""
     todo: list[BaseException | None] = [error]
     while todo:
@@ -140,7 +140,7 @@ def let_go(error: BaseException) -> None:
 
 def as_ours(error: Exception) -> CkptoolError:
     """Return any error as a CkptoolError, for callers that record it and go on; its tracebacks are removed."""
-    let_go(error)
+    drop_tracebacks(error)
     if isinstance(error, CkptoolError):
         return error
     if isinstance(error, MemoryError):

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckptool.arguments import checked
-from ckptool.checking.scan import Asked
+from ckptool.checking.scan import ScanOptions
 from ckptool.checking.scan import row as row_of
 from ckptool.errors import Cancelled, as_ours
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -50,7 +50,7 @@ def row(
     Raises:
         Cancelled: ``limits`` have a cancellation, and it was cancelled. Nothing else is raised, whatever the file is.
     """
-    return row_of(os.fspath(path), Asked(check=check, deep=deep, digest=digest), limits)
+    return row_of(os.fspath(path), ScanOptions(check=check, deep=deep, digest=digest), limits)
 
 
 @checked(options=Changes._fields)

@@ -36,7 +36,7 @@ from ckptool.archives.archive import NUMPY, Archive, Compression, Record
 from ckptool.cancellation import each
 from ckptool.errors import AmbiguousFile, Failure, LimitExceeded, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.sources.source import ReadAhead, SliceSource, Source, far_under
+from ckptool.sources.source import ReadAhead, SliceSource, Source, remote_under
 
 LOCAL_MAGIC: Final = b"PK\x03\x04"
 LOCAL: Final = Struct("<4s5H3L2H")
@@ -162,7 +162,7 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
 
     This is only done for remote files. Local headers of the other members are announced, to be fetched together.
     """
-    under = far_under(source)
+    under = remote_under(source)
     if under is None:
         return repeat(None, len(entries))
     far, shift = under
@@ -336,7 +336,7 @@ def _last(source: Source) -> int:
     return 0
 
 
-def in_front(source: Source) -> int | None:
+def nbytes_before(source: Source) -> int | None:
     """
     Return how many bytes precede the zip at the end of a source, as zipfile counts them.
 

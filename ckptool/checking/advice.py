@@ -22,7 +22,7 @@ from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Global, Inert, PersistentId
 from ckptool.pickles.numpy_values import is_array
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.tensors.tensor import TensorInfo, identity
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def dense(checkpoint: Checkpoint) -> Advice:
     from ckptool.checkpoints.weights import NameChanges, prepare  # few files hold any
     from ckptool.dense.weights import make_dense
 
-    if checkpoint.weights is None or is_far(checkpoint.path):
+    if checkpoint.weights is None or is_remote(checkpoint.path):
         return Advice(None)
     try:
         make_dense(checkpoint, prepare(checkpoint, checkpoint.weights, NameChanges()))

@@ -17,7 +17,7 @@ from ckptool.checking import structure as known
 from ckptool.checking.finding import Finding, finding_facts, note
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, let_go
+from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, drop_tracebacks
 from ckptool.formats import member_in, open_checkpoint
 from ckptool.formats.runnable.acts import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -440,7 +440,7 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
 
 def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> CheckReport:
     """Return the report of a file that cannot be opened: what its pickles would do, and which tensors are complete."""
-    let_go(error)
+    drop_tracebacks(error)
     limits = scope.limits
     survey = safety.survey_origin(origin, limits, glances=scope.glances)
     beside = _neighbours(origin, None, limits)

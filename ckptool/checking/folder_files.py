@@ -27,7 +27,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import UNTOLD, command_line, is_below, is_far, is_likely, shown_path
+from ckptool.sources.paths import IGNORED_FOLDERS, command_line, is_below, is_likely, is_remote, shown_path
 from ckptool.sources.source import Meter, SliceSource
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -179,7 +179,7 @@ def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:
             if folder.is_link(one):
                 yield one
             else:
-                (passed if name in UNTOLD else below).append(one)
+                (passed if name in IGNORED_FOLDERS else below).append(one)
         room = _MOST_FOLDERS - len(todo) if depth < _DEEPEST else 0
         is_all = is_all and len(below) <= room
         todo += ((one, depth + 1) for one in below[:room])
@@ -189,7 +189,7 @@ def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:
 
 def _leads_out(folder: FolderSource, name: str) -> bool:
     """Return whether a link leads to an existing file outside of the folder."""
-    if is_far(folder.path):
+    if is_remote(folder.path):
         return False
     path = os.path.join(folder.path, name)
     return os.path.exists(path) and not is_below(folder.path, path)
@@ -208,7 +208,7 @@ def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:
 
 
 def _identity(path: str) -> tuple[int, int] | str | None:
-    if is_far(path):
+    if is_remote(path):
         return path
     try:
         found = os.stat(path)
@@ -225,7 +225,7 @@ def twins(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Meter 
     """Yield CK161 for duplicates of a checkpoint in its folder; with a ``meter``, their values are compared, too."""
     alike: dict[str, list[str]] = {}
     for one in (one for one in checkpoint.beside if one.role == "duplicate"):
-        if is_far(one.path):
+        if is_remote(one.path):
             alike.setdefault(_NOT_COMPARED, []).append(f"{one.name} (going by its name)")
             continue
         parts, unlike, unread = list[str](), list[str](), list[str]()

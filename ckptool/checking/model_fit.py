@@ -59,15 +59,15 @@ def examine(
         return
     yield from fit.findings()
     if places:
-        from ckptool.torch_ops.models import kinds_apart, values_apart
+        from ckptool.torch_ops.models import kind_mismatches, ties_with_two_values
 
         taken = {name: tensors[old] for name, old in fit.pairs.items()}
-        if apart := kinds_apart(taken, places):
+        if apart := kind_mismatches(taken, places):
             yield note("CK607", some(apart), "Build the model with tensors of the file's kind.")
             return
         tied: list[tuple[str, str]] = []
         with suppress(Failure):  # other findings report bytes that cannot be read
-            tied = values_apart(taken, places)
+            tied = ties_with_two_values(taken, places)
         if tied:
             pairs = some([f"{kept} and {name}" for kept, name in tied])
             yield note("CK607", f"{model} ties names for which the file has different values: {pairs}")
@@ -77,9 +77,9 @@ def _in_another_layout(
     checkpoint: Checkpoint, chosen: StateDict, expected: Shapes, model: str, *, is_file: bool
 ) -> Finding | None:
     """Return the finding that recipes make all expected tensors of the weights in exactly one way; else None."""
-    from ckptool.recipes.like import ways_to  # most weights fit
+    from ckptool.recipes.like import routes_to  # most weights fit
 
-    way, *others = ways_to(checkpoint, prepare(checkpoint, chosen, NameChanges()), expected)
+    way, *others = routes_to(checkpoint, prepare(checkpoint, chosen, NameChanges()), expected)
     if others or not way.fits or not way.steps:
         return None
     fact = f"all {len(expected):,} names and shapes of {model} are there in another layout: {way.options}"

@@ -34,7 +34,7 @@ from ckptool.pickles.reader import gc_paused, read_as_far
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.tensors.tensor import storage_id
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")
@@ -73,12 +73,12 @@ def survey(
             skims and stream.is_index and all(is_listed(canonical(one.module, one.name)) for one in stream.globals)
         ):
             search.stream(stream, stream.record, pickles)
-    if not (glances and is_far(checkpoint.path or "")):
+    if not (glances and is_remote(checkpoint.path or "")):
         _disguised(search, checkpoint)
     for stream in checkpoint.streams:
         if stream.rest is not None:
             search.behind(stream.source, stream.rest, stream.record)
-    for part in () if skims or (glances and is_far(checkpoint.path or "")) else checkpoint.parts:
+    for part in () if skims or (glances and is_remote(checkpoint.path or "")) else checkpoint.parts:
         if part.contradiction is not None or part.twin is not None:  # other values are streams
             search.part(part)
     if checkpoint.traits.is_plain:
@@ -92,7 +92,7 @@ def survey(
 
 def modules_beside(path: str | None) -> Callable[[], str | None]:
     """Return a function that finds a module beside a file, or in a folder, that hides one that unpickling imports."""
-    if not path or is_far(path):
+    if not path or is_remote(path):
         return lambda: None
     return cache(lambda: _module_in(path if os.path.isdir(path) else os.path.dirname(path) or "."))
 
@@ -323,7 +323,7 @@ _TRUST_LOADER = "Load it only if you trust where it comes from."
 def findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
     """Yield findings about unpickling a file. ``advice`` returns how to get its tensors without that."""
     yield from nested(survey)
-    yield from deeds(survey, advice)
+    yield from call_findings(survey, advice)
     if survey.unseen:
         yield note("CK209", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
 
@@ -345,7 +345,7 @@ def nested(survey: Survey) -> Iterator[Finding]:
         yield note("CK203", fact)
 
 
-def deeds(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
+def call_findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
     """Yield findings on calls and names that do not only make data: CK205, CK216, CK206, CK217, CK207."""
     yield from system_calls(survey, advice)
     code = [act for act in survey.acts if act.grade == "code" and act.how != "runs"]
@@ -355,7 +355,7 @@ def deeds(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
         what = f"runs code of {some(packages)}" if packages else "may do more than make data"
         found = advice()
         found = found if found.command else Advice(_TRUST)
-        yield note("CK206", f"unpickling {what}: it {deed(acts[0])}", *found)
+        yield note("CK206", f"unpickling {what}: it {describe_act(acts[0])}", *found)
     brought = [act for act in survey.of("code") if act.how == "runs"]
     kinds = {
         SOURCE: "source code in modules that it holds",
@@ -393,7 +393,7 @@ def system_calls(survey: Survey, advice: AskAdvice) -> Iterator[Finding]:
         yield note("CK216", fact, f"Do not load it: {_LOADERS} run it.", command)
 
 
-def deed(act: Act) -> str:
+def describe_act(act: Act) -> str:
     """Return what an act does, as part of a sentence."""
     verb = {
         "calls": "calls",

@@ -34,7 +34,7 @@ from ckptool.formats.json_beside import quantization_of
 from ckptool.formats.listing import Listing, Target, means_other, refuse_others
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut, not_looked_into
-from ckptool.sources.paths import is_far, is_folder, shown_path
+from ckptool.sources.paths import is_folder, is_remote, shown_path
 from ckptool.sources.versions import Stamp, stamp_of, stamp_of_version
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _MOST: Final = 64
 """Most devices, types and prefixes in a row: files may have as many as tensors."""
 
 
-class Asked(NamedTuple):
+class ScanOptions(NamedTuple):
     """What to find out about each file beyond its index."""
 
     check: bool = False
@@ -73,15 +73,15 @@ class Asked(NamedTuple):
         return [name for name, wanted in zip(self._fields, self, strict=True) if wanted]
 
 
-NOTHING: Final = Asked()
+NOTHING: Final = ScanOptions()
 
 
-def lost_row(path: str, asked: Asked, kind: str, message: str) -> Row:
+def lost_row(path: str, asked: ScanOptions, kind: str, message: str) -> Row:
     """Return a row for a checkpoint of which only the error is known."""
     return {**_begun(path, asked), **_failure(kind, message)}
 
 
-def _begun(path: str, asked: Asked) -> Row:
+def _begun(path: str, asked: ScanOptions) -> Row:
     """Return the start of a row: the path, and the version of the file that is there now."""
     scanned_ns = time_ns()
     return {
@@ -105,7 +105,7 @@ def _failure(kind: str, message: str, name: str | None = None) -> Row:
 
 def row(
     path: str,
-    asked: Asked = NOTHING,
+    asked: ScanOptions = NOTHING,
     limits: Limits = DEFAULT_LIMITS,
     *,
     tell: Callable[[Row], None] | None = None,
@@ -130,7 +130,7 @@ def row(
 
 def _facts(
     path: str,
-    asked: Asked,
+    asked: ScanOptions,
     limits: Limits,
     known: Row,
     tell: Callable[[Row], None] | None,
@@ -140,7 +140,7 @@ def _facts(
     facts: Row = {}
     try:
         with open_checkpoint(path, limits=limits) as checkpoint:
-            if is_far(path) and stamp_of(path) is None:  # no listing had its version; responses may
+            if is_remote(path) and stamp_of(path) is None:  # no listing had its version; responses may
                 facts |= _stamped(stamp_of_version(getattr(checkpoint.source, "version", ())))
             facts |= _counts(checkpoint, summarise(checkpoint))
             report = examined(checkpoint, path, scope)
@@ -211,7 +211,7 @@ def _sizes(dicts: Sequence[StateDict], summary: Summary) -> dict[str, int]:
     return {"tensors": count, "numel": numel, "nbytes": nbytes}
 
 
-def _checked(report: CheckReport, path: str, asked: Asked, policy: Policy | None) -> Row:
+def _checked(report: CheckReport, path: str, asked: ScanOptions, policy: Policy | None) -> Row:
     found: Row = {"sha256": report.sha256} if asked.digest else {}
     found |= {"grade": report.known_grade, "findings": dict(Counter(one.code for one in report.findings))}
     found["worst"] = report.worst
@@ -254,7 +254,7 @@ _OF_ONE_FILE: Final = 4
 class Rows:
     """Passes on the row of each of several files, as a line of JSON; before it, if requested, those of its tensors."""
 
-    def __init__(self, asked: Asked, threads: int, policy: Policy | None = None) -> None:
+    def __init__(self, asked: ScanOptions, threads: int, policy: Policy | None = None) -> None:
         self._asked = asked
         self._policy = policy
         self._threads = threads
@@ -264,13 +264,13 @@ class Rows:
 
     def __call__(self, places: Sequence[Target], tell: Callable[..., None]) -> None:
         """Call ``tell`` with the index of each file and its row; if anything fails, the row has the error."""
-        far = {number: place for number, place in enumerate(places) if is_far(place.path)}
+        far = {number: place for number, place in enumerate(places) if is_remote(place.path)}
         if far:
             from concurrent.futures import ThreadPoolExecutor  # local files need no threads
 
             with ThreadPoolExecutor(min(self._threads, len(far))) as pool:
                 for number, place in far.items():
-                    pool.submit(self._tell_of_far, place, partial(tell, number))
+                    pool.submit(self._tell_of_remote, place, partial(tell, number))
         for number, place in enumerate(places):
             if number not in far:
                 tell(number, self._row(place.path, partial(tell, number)))
@@ -280,15 +280,15 @@ class Rows:
         limits = DEFAULT_LIMITS if self._policy is None else self._policy.limits
         return _line(row(path, self._asked, limits, tell=told, policy=self._policy))
 
-    def _tell_of_far(self, place: Target, tell: Callable[..., None]) -> None:
+    def _tell_of_remote(self, place: Target, tell: Callable[..., None]) -> None:
         try:
-            answer = self._far_row(place, tell)
+            answer = self._remote_row(place, tell)
         except Exception as error:  # noqa: BLE001 - the thread would hide it
             known = as_ours(error)
             answer = _line(lost_row(place.path, self._asked, known.kind, known.message))
         tell(answer)
 
-    def _far_row(self, place: Target, tell: Callable[..., None]) -> bytes:
+    def _remote_row(self, place: Target, tell: Callable[..., None]) -> bytes:
         from ckptool.sources.address import as_remote
         from ckptool.sources.remote.opening import remote_version
 
@@ -334,10 +334,10 @@ def scan(
         Cancelled: The cancellation in ``limits`` was triggered.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    return _rows([os.fspath(path) for path in given], Asked(check=check, deep=deep, digest=digest), limits)
+    return _rows([os.fspath(path) for path in given], ScanOptions(check=check, deep=deep, digest=digest), limits)
 
 
-def _rows(paths: list[str], asked: Asked, limits: Limits) -> Iterator[dict[str, Any]]:
+def _rows(paths: list[str], asked: ScanOptions, limits: Limits) -> Iterator[dict[str, Any]]:
     listing = Listing(paths)
     passed, is_empty = 0, True
     while (target := listing.next()) is not None:

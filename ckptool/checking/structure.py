@@ -24,8 +24,8 @@ from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import is_torchscripts, is_usual
 from ckptool.sources.journal import journal_path, told
-from ckptool.sources.paths import command_line, is_far, is_folder
-from ckptool.sources.source import far_under
+from ckptool.sources.paths import command_line, is_folder, is_remote
+from ckptool.sources.source import remote_under
 from ckptool.tensors.tensor import ARRAY, identity
 
 _OTHERS: Final = ("checkpoint", "folder", "variant")
@@ -66,7 +66,7 @@ def said_by_the_reader(checkpoint: Checkpoint) -> Iterator[Finding]:
     for what in checkpoint.notes:
         yield note("CK101", what, severity="info")
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
-        under = far_under(source)
+        under = remote_under(source)
         for what in under[0].notes() if under is not None else ():
             yield note("CK170", what)
 
@@ -169,7 +169,7 @@ def _not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:
     what = (
         f"{counted(len(others), 'other checkpoint')} beside, which {'was' if len(others) == 1 else 'were'} not opened"
     )
-    if is_far(others[0].path):
+    if is_remote(others[0].path):
         yield note("CK171", f"{what}: {some([one.name for one in others])}")
         return
     folder = os.path.commonpath([os.path.dirname(one.path) for one in others]) or os.curdir

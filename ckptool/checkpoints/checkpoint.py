@@ -16,7 +16,7 @@ from ckptool.messages import show_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.plain_values import plain_value
-from ckptool.sources.source import Source, far_under
+from ckptool.sources.source import Source, remote_under
 from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct, identity
 
@@ -309,7 +309,7 @@ class Checkpoint(Parsed, Closing):
 
     def announce(self, tensors: Iterable[LazyTensor]) -> None:
         """Announce which tensors will be read next: from remote files, their bytes are fetched ahead."""
-        if any(far_under(source) for source in (self.source, *(shard.source for shard in self.shards))):
+        if any(remote_under(source) for source in (self.source, *(shard.source for shard in self.shards))):
             announce(tensors)
 
     def check_index(self) -> None:

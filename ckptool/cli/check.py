@@ -35,11 +35,11 @@ from ckptool.cli.options import (
     AnyPath,
     brief_option,
     choices,
-    far_options,
     many_files,
     model_arg_option,
     pager_option,
-    refuse_idle,
+    refuse_useless_options,
+    remote_options,
 )
 from ckptool.cli.printing import Failed, Result, print_json, say_each, with_hints
 from ckptool.cli.text import ProgressLine, in_options, say
@@ -148,7 +148,7 @@ def policy_of(options: Mapping[str, Any]) -> Policy | None:
 @flag("--list", "list_codes", says="List the codes of all findings, and what each says.")
 @flag("--sarif", "as_sarif", says="Print the findings of all files as SARIF, for code hosts.")
 @pager_option
-@far_options
+@remote_options
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
     Return whether checkpoints are whole and safe, and will load.
@@ -157,7 +157,7 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,
     or what --fail-on names; 2, nothing fails, but a file cannot be opened.
     """
-    refuse_idle()
+    refuse_useless_options()
     if options["explain"] is not None:
         from ckptool.cli.explain import print_explanations
 

@@ -19,12 +19,12 @@ from ckptool.cli.options import (
     RayCommand,
     brief_option,
     choices,
-    far_options,
     model_arg_option,
     pairs_of,
     ray_option,
     recipe_options,
-    refuse_idle,
+    refuse_useless_options,
+    remote_options,
 )
 from ckptool.cli.printing import Failed, Result, output_for
 from ckptool.cli.text import ProgressLine, in_options
@@ -39,7 +39,7 @@ from ckptool.migration.report import SCHEMA, MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sections import Section
-from ckptool.sources.paths import below, is_far, shown_path
+from ckptool.sources.paths import below, is_remote, shown_path
 from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class _DType(click.Choice):  # type: ignore[type-arg]
 @flag("-q", "--quiet", says="Print only the name of each result.")
 @flag("--json", "as_json", says="Print the report as JSON; a list if there are several sources.")
 @flag("--jsonl", "as_lines", says="Print a line of JSON for each source, as it comes.")
-@far_options
+@remote_options
 def migrate(paths: tuple[str, ...], **options: Any) -> None:
     """
     Write a checkpoint for another device, in another form or with other names.
@@ -203,7 +203,7 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
-    refuse_idle()
+    refuse_useless_options()
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
@@ -262,7 +262,7 @@ def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
             raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
         return False
     for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
-        if is_far(path):
+        if is_remote(path):
             raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")
         if not os.path.lexists(path.partition("::")[0]):
             what = "is not there: with --in-place, all paths are files to edit"
@@ -279,7 +279,7 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
         if len(paths) < 3:
             return [paths[0]], paths[1] if len(paths) == 2 else None
         for path in paths:  # before the first is written: the last may have been meant as the name of a result
-            if not is_far(path) and not os.path.lexists(path.partition("::")[0]):
+            if not is_remote(path) and not os.path.lexists(path.partition("::")[0]):
                 raise click.UsageError(
                     f"{show(path)} is not there: more than two paths are sources; or say --out-dir DIR"
                 )
@@ -299,14 +299,14 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
 
 def _ends_in_folder(paths: Sequence[str]) -> bool:
     """Return whether the last of several paths is a folder for results that is not there yet."""
-    is_folder = paths[-1].endswith((os.sep, os.altsep or os.sep)) and not is_far(paths[-1])
+    is_folder = paths[-1].endswith((os.sep, os.altsep or os.sep)) and not is_remote(paths[-1])
     return len(paths) > 1 and is_folder and not os.path.lexists(paths[-1])
 
 
 @contextmanager
 def _folder(path: str | None) -> Iterator[None]:
     """Make a folder, if one is named, for a block; remove it afterwards if it is new and empty."""
-    own = Path(path).absolute() if path is not None and not is_far(path) else None
+    own = Path(path).absolute() if path is not None and not is_remote(path) else None
     made = [one for one in (own, *own.parents) if not one.exists()] if own is not None else []
     if own is not None:
         own.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ reach_options = together(
 )
 """Options on where stores are, and whether keys are used."""
 _HOW_MANY: Final = "Fetch N parts of 6 MiB at once; by default 16."
-far_options = together(
+remote_options = together(
     reach_options,
     _of_reach("--connections", _HOW_MANY, type=click.IntRange(1, 64), metavar="N"),
     _of_reach("--download", "Fetch into a temporary file what https:// gives only as a whole.", is_flag=True),
@@ -105,7 +105,7 @@ far_options = together(
 """Options on how remote files are reached."""
 
 
-def as_asked(path: str) -> str:
+def with_remote_options(path: str) -> str:
     """Return a path from a list; an address gets the options on how remote files are reached."""
     found: str = AnyPath().convert(path, None, click.get_current_context())
     return found
@@ -182,7 +182,7 @@ _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|
 """What may follow ``--ray``: anything else is the next argument."""
 
 
-def refuse_idle() -> None:
+def refuse_useless_options() -> None:
     """Refuse options that would do nothing beside another one that was given."""
     context = click.get_current_context()
     given = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ckptool.cli.options import AnyPath, far_options
+from ckptool.cli.options import AnyPath, remote_options
 from ckptool.cli.page.report import page_path
 from ckptool.cli.page.report import report as write_page
 from ckptool.cli.text import ProgressLine, error_text, say
@@ -30,7 +30,7 @@ from ckptool.messages import show
 @flag("--ignore-wrappers", says="Compare names without what training wrappers added to them.")
 @flag("--digest", says="Read all of each file; show its SHA-256 and the digest of its weights at the foot.")
 @flag("--force", says="Overwrite what exists.")
-@far_options
+@remote_options
 def report(file: str, other: str | None, output: str, *, digest: bool, **options: Any) -> None:
     """
     Write a page to look at: what is in a checkpoint, or where two differ.

@@ -16,9 +16,9 @@ import click
 import ckptool.system as system
 from ckptool.arguments import UTF_16_MARKS, as_utf8
 from ckptool.checking.policy import EXIT_CODES, Policy
-from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Asked, Rows, is_other, lost_row
+from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Rows, ScanOptions, is_other, lost_row
 from ckptool.cli.check import gate_options, policy_of
-from ckptool.cli.options import AnyPath, RayCommand, as_asked, ray_option, reach_options
+from ckptool.cli.options import AnyPath, RayCommand, ray_option, reach_options, with_remote_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.printing import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
 from ckptool.cli.text import painted, say, terminal_width
@@ -29,7 +29,7 @@ from ckptool.messages import counted, labelled, show, show_nbytes
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
 from ckptool.sources.checksums import processors
 from ckptool.sources.files import packaged
-from ckptool.sources.paths import is_far, is_relative, is_same_file, shown_path
+from ckptool.sources.paths import is_relative, is_remote, is_same_file, shown_path
 from ckptool.sources.versions import stamp_of
 
 _HEAD: Final = f'{{"schema": "{SCHEMA}", '.encode()
@@ -95,7 +95,7 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
         raise click.UsageError("--json is the form of --summary: rows are lines of JSON in any case.")
     policy = policy_of(options)
     options["check"] |= policy is not None  # a gate inspects everything
-    asked = Asked(**{name: bool(options[name]) for name in Asked._fields})
+    asked = ScanOptions(**{name: bool(options[name]) for name in ScanOptions._fields})
     if options["parquet"]:
         if not (options["output"] or options["tensors"]):
             raise click.UsageError("--parquet writes what is in the files of -o and --tensors: give one of them.")
@@ -126,7 +126,7 @@ def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
     for line in chain.from_iterable(map(_lines_of, lists)):
         path = system.listed_path(line.rstrip(b"\r\n"))
         if path:
-            yield as_asked(path)
+            yield with_remote_options(path)
 
 
 def _lines_of(stream: BinaryIO) -> Iterator[bytes]:
@@ -151,7 +151,7 @@ class _Run:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: ScanOptions,
         lines: Lines | None,
         output: str | None,
         tensors: Lines | None,
@@ -197,7 +197,7 @@ class _Run:
             if kind in _PASSING:
                 self._unfinished.add(hash(path))
             elif version is not None and set(self._asked.columns) <= columns and is_judged:
-                if is_far(path):
+                if is_remote(path):
                     self._versions[hash(path)] = version
                 found[hash((path, version))] = _Known(beside or (), exit_code)
         return found
@@ -216,7 +216,7 @@ class _Run:
         for answers in pool.answers(
             Rows(self._asked, threads, self._policy),
             self._next,
-            least=lambda place: _ROUNDS * threads if is_far(place.path) else 1,
+            least=lambda place: _ROUNDS * threads if is_remote(place.path) else 1,
             most=most,
             starts_here=lambda place: is_relative(place.path),
         ):
@@ -240,7 +240,7 @@ class _Run:
     def _next(self) -> Target | None:
         """Return the next checkpoint that has no row yet; None if there is none at the moment."""
         while (target := self._listing.next()) is not None:
-            is_here = not is_far(target.path)
+            is_here = not is_remote(target.path)
             if is_here and self._output is not None and is_same_file(target.path, self._output):
                 continue
             if not self._known:

@@ -20,7 +20,7 @@ from ckptool.dense.layouts import HALF, OF_ACTIVATIONS, PLAIN_OF_COMFY, Dense, d
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.tensors import dtypes
-from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -31,7 +31,7 @@ _UNKNOWN_MODEL: Final = ", [outputs, inputs]; GPT-2 wants [inputs, outputs], and
 _CONV1D: Final = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.[^.]+\Z")
 
 
-class DenseSource(MadeWeight):
+class DenseSource(ComputedWeight):
     """The bytes of a dense weight, computed while they are read from the first to the last."""
 
     def __init__(self, name: str, dense: Dense, scheme: str, dtype: str, *, saturate: bool) -> None:
@@ -42,12 +42,12 @@ class DenseSource(MadeWeight):
         self._saturate = saturate
 
     def made(self) -> Iterator[bytes]:
-        from ckptool.torch_ops.dequantize import HOW, packed, turned_round  # no other migration needs torch
+        from ckptool.torch_ops.dequantize import HOW, packed, transposed  # no other migration needs torch
 
         dense = self.dense
         parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
         values = HOW[dense.how](parts, dense.facts)
-        values = turned_round(values, dense.shape[0]) if dense.is_turned else values
+        values = transposed(values, dense.shape[0]) if dense.is_turned else values
         return packed(values, self._dtype, self.name, saturate=self._saturate)
 
 

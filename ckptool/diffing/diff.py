@@ -26,7 +26,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted
 from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of
-from ckptool.recipes import NO_NUMBERS, asked_recipe
+from ckptool.recipes import NO_NUMBERS, requested_recipe
 from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
@@ -34,7 +34,7 @@ from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Likeness, Tolerance
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import AskedRecipe
+    from ckptool.recipes.find import RequestedRecipe
 
 _MOST_CHANGES: Final = 1000
 
@@ -84,7 +84,7 @@ def diff(
         ValueError: A tolerance is not a finite number of 0 or more; or there is one, or ``stat``, without values.
     """
     tolerance = _tolerance(rtol, atol, has_values=values, stat=stat)
-    layout = asked_recipe(recipe, recipe_arguments, reverse=reverse)
+    layout = requested_recipe(recipe, recipe_arguments, reverse=reverse)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         scope, keys = scope_of(checkpoints[0], checkpoints[1], key_a, key_b, layout), (key_a, key_b)
@@ -138,7 +138,7 @@ def _sides(
     checkpoints: Sequence[Checkpoint],
     scope: Scope,
     keys: tuple[str | None, str | None],
-    recipe: AskedRecipe | None,
+    recipe: RequestedRecipe | None,
     *,
     aligned: bool,
 ) -> tuple[Side, Side]:

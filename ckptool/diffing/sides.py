@@ -21,7 +21,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import AskedRecipe
+    from ckptool.recipes.find import RequestedRecipe
 
 Scope: TypeAlias = Literal["weights", "everything"]
 Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "values that are no tensors"]
@@ -65,7 +65,7 @@ class Side(NamedTuple):
 
 
 def scope_of(
-    a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None, recipe: AskedRecipe | None = None
+    a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None, recipe: RequestedRecipe | None = None
 ) -> Scope:
     """Return what to compare of two checkpoints: their weights, unless both are of one kind and have more."""
     if key_a is not None or key_b is not None or recipe is not None:
@@ -84,7 +84,7 @@ def side_of(
     label: str,
     *,
     aligned: bool,
-    recipe: AskedRecipe | None = None,
+    recipe: RequestedRecipe | None = None,
 ) -> Side:
     """
     Return one side, in the layout of a recipe if there is one.
@@ -113,7 +113,7 @@ def side_of(
     return _weights(checkpoint, chosen, aligned=aligned)
 
 
-def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: AskedRecipe) -> Side:
+def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: RequestedRecipe) -> Side:
     """Return the weights in the layout of a recipe; what wrappers added to their names is stripped first."""
     weights = recipe.applied(checkpoint, prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))).weights
     lacks: frozenset[Aspect] = _lacks(checkpoint) | {"order", "ties", "module versions"}

@@ -124,11 +124,11 @@ def folder_source(path: str, cancellation: Cancellation | None = None) -> Folder
     Raises:
         FileUnavailable: There is no such folder, or it cannot be read.
     """
-    if not paths.is_far(path):
+    if not paths.is_remote(path):
         from ckptool.sources.folder import FolderSource  # most are files
 
         return FolderSource(path, cancellation)
-    from ckptool.sources.far_folder import open_prefix  # few folders are remote
+    from ckptool.sources.remote_folder import open_prefix  # few folders are remote
 
     return open_prefix(path, cancellation)
 
@@ -168,7 +168,7 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
     from ckptool.formats import slices
 
     try:
-        return slices.with_set(path, _read(probe), probe)
+        return slices.with_file_set(path, _read(probe), probe)
     except Failure as error:
         explained = slices.explained(error, path)
         if explained is error:

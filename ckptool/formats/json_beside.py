@@ -22,7 +22,7 @@ from ckptool.formats.filenames import ADAPTER
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, quoted, some
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import is_far, is_likely
+from ckptool.sources.paths import is_likely, is_remote
 from ckptool.sources.source import Source, SourceInFolder
 from ckptool.tensors.tensor import TensorInfo
 
@@ -50,7 +50,7 @@ _EITHER: Final = ("classifier", "score")
 """The heads of classifiers, both of which peft announces: a model has one of them."""
 
 
-def hollow_adapter(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
+def missing_adapter_parts(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
     """Yield remarks on what the settings beside an adapter announce, and it lacks."""
     kind, names = settings.get("peft_type"), parsed.contents.tensors
     if not isinstance(kind, str):
@@ -149,7 +149,7 @@ def ties_embedding(checkpoint: Checkpoint) -> object:
 @once
 def quantization_of(checkpoint: Checkpoint) -> Quantization | None:
     """Return what is quantised, except in optimizers; None if nothing is. Reads no values of remote checkpoints."""
-    return quantization_among(checkpoint, () if is_far(checkpoint.path) else checkpoint.tensors.keys())
+    return quantization_among(checkpoint, () if is_remote(checkpoint.path) else checkpoint.tensors.keys())
 
 
 def quantization_among(checkpoint: Checkpoint, taken: Collection[str]) -> Quantization | None:
@@ -179,7 +179,7 @@ def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
     """Return the numbers in small files of JSON, and in checkpoints, beside a checkpoint, by the names of the files."""
     from ckptool.formats import open_checkpoint
 
-    if is_far(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
+    if is_remote(checkpoint.path) or not os.path.exists(checkpoint.path) or checkpoint.part_of is not None:
         return {}
     place = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path) or os.curdir
     own = {os.path.basename(checkpoint.path), *(one.name for one in checkpoint.shards)}
@@ -222,7 +222,7 @@ def _settings(path: str, source: Source) -> Settings | None:
 def object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
     """Return the JSON object in a small file in a folder, or beside a file in it; an empty one if there is none."""
     with suppress(Failure):
-        if not is_far(path):
+        if not is_remote(path):
             place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
             if os.path.exists(os.path.join(place, name)) and os.path.exists(path):
                 with closing(FolderSource(place)) as folder:

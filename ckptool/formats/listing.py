@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import CkptoolError, Failure, NotACheckpoint
 from ckptool.messages import counted
-from ckptool.sources.paths import is_far, shown_path
+from ckptool.sources.paths import is_remote, shown_path
 
 if TYPE_CHECKING:
     from ckptool.sources.address import Remote
@@ -89,7 +89,7 @@ class Listing:
 
     def _each(self, paths: Iterable[str], *, are_asked: bool = True) -> Iterator[Target]:
         for path in paths:
-            if is_far(path):
+            if is_remote(path):
                 yield from self._at(path)
                 continue
             if not os.path.isdir(path):

@@ -19,7 +19,7 @@ from ckptool.errors import (
     NotACheckpoint,
     UnknownFormat,
     UnsupportedFeature,
-    let_go,
+    drop_tracebacks,
     within,
 )
 from ckptool.formats import slices
@@ -211,7 +211,7 @@ def _open_members(
         try:
             opened[name] = probe.read_inner(archive.open(name))
         except Failure as error:
-            let_go(error)
+            drop_tracebacks(error)
             failures[name] = error
     return {name: opened[name] for name in archive if name in opened}, failures
 

@@ -27,7 +27,7 @@ from ckptool.limits import Limits
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert, is_sourced_object
 from ckptool.pickles.reader import Pickle, read_pickle
-from ckptool.sources.source import BytesSource, FarSource, ReadAhead, SliceSource, Source, far_under
+from ckptool.sources.source import BytesSource, ReadAhead, RemoteSource, SliceSource, Source, remote_under
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageId, StorageRef, TypedStorage, storage_id, unify
 
@@ -195,7 +195,7 @@ class LegacyStream:
             whole = f"{bisect(starts, nbytes) - 1:,} of {len(names):,} storages are whole"
             fact = f"its storages end at byte {total:,}, the file has {nbytes:,}; {whole}"
             raise TruncatedFile.early(fact, "legacy", nbytes, total)
-        far = far_under(self._source)
+        far = remote_under(self._source)
         if far is not None:
             self._compare_later(*far, [announced[name] for name in names], starts)
         ahead = ReadAhead(self._source)
@@ -205,7 +205,7 @@ class LegacyStream:
             self._storages[name] = TypedStorage(self._ref(announced[name], start + 8), announced[name].dtype)
         return total
 
-    def _compare_later(self, far: FarSource, shift: int, storages: list[StorageId], starts: list[int]) -> None:
+    def _compare_later(self, far: RemoteSource, shift: int, storages: list[StorageId], starts: list[int]) -> None:
         """Compare the sizes before storages when these are read, if the last one ends the file; else fetch them."""
         ranges = [(start + shift, stop + shift) for start, stop in pairwise(starts)]
         if starts[-1] < self._source.nbytes:

@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     allow_missing: bool = False
     made: Made = as_it_is
     """Converts the weights (to dense ones, to another layout) before they are compared with the model."""
-    is_in_layout: bool = False
+    needs_bare_names: bool = False
     """Whether ``made`` applies a recipe: its rules are for names without wrappers, so these are stripped first."""
 
     def targets(
@@ -80,7 +80,9 @@ class Choice(NamedTuple):
             return False
 
         try:
-            chosen = self.made(self._chosen(fits, "wrappers" if prefix or self.is_in_layout else None).part((), prefix))
+            chosen = self.made(
+                self._chosen(fits, "wrappers" if prefix or self.needs_bare_names else None).part((), prefix)
+            )
             filling = plan(model, chosen.tensors, strict=strict, others=tuple(chosen.others), include=include)
             return chosen.state_dict, filling._replace(left_out=(*chosen.dropped, *filling.left_out))
         except WeightsMismatch as error:
@@ -88,7 +90,7 @@ class Choice(NamedTuple):
                 return None
             if self.weights == "auto" and self._takes("raw", include, prefix) and self._takes("ema", include, prefix):
                 error.hint = "Say which, `weights='raw'` or `weights='ema'`: the file has both for this model."
-            if self.is_in_layout and "from_pretrained(folder)" in (error.hint or ""):
+            if self.needs_bare_names and "from_pretrained(folder)" in (error.hint or ""):
                 first = "ckptool.migrate(path, folder, recipe=…, max_shard_size='5GB', config_from=…)"
                 error.hint = f"{error.hint} Write that folder first: {first}."
             raise
@@ -120,11 +122,11 @@ class Choice(NamedTuple):
             CkptoolError: The first error of ``load``, if it fails with all of them.
         """
         model, checkpoint = self.model, self.checkpoint
-        strip: Strip = "wrappers" if self.is_in_layout else None
+        strip: Strip = "wrappers" if self.needs_bare_names else None
         chosen = self.made(self._chosen(lambda found: name_changes(model, found)[1], strip))
         changes, _ = name_changes(model, chosen.tensors, strict=strict)
         ways: list[tuple[Weights, Renames]] = [(chosen, ())]
-        if changes and not self.is_in_layout:
+        if changes and not self.needs_bare_names:
             rules = tuple(change.rule for change in changes)
             with suppress(MigrationRefused):  # some entries that are not tensors have other names
                 ways.insert(0, (self.made(prepare(checkpoint, chosen.state_dict, NameChanges(rules))), changes))

@@ -115,7 +115,7 @@ def plan(
     matched = best if is_meant else matching.by_name(expected, shapes)
     _refuse_others(others, expected, matched.changes)
     matched = matched._replace(unexpected=(*matched.unexpected, *others))
-    matched = _part(matched, include, list(expected)) if include else matched
+    matched = _restricted(matched, include, list(expected)) if include else matched
     tied = _tied(matched, tensors)
     missing = tuple(name for name in matched.missing if name not in tied)
     hint = partial(_hint, model, matched, best, expected, shapes)
@@ -137,7 +137,7 @@ def plan(
     )
 
 
-def _part(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> KeyMatch:
+def _restricted(matched: KeyMatch, include: Sequence[str], expected: list[str]) -> KeyMatch:
     """
     Return a match without the names that no glob of ``include`` matches; ``expected`` are the model's names.
 
@@ -310,7 +310,7 @@ def _check_copy(target: Target) -> None:
         )
 
 
-def fits_bytewise(target: torch.Tensor, source: LazyTensor) -> bool:
+def has_same_bytes(target: torch.Tensor, source: LazyTensor) -> bool:
     """Return whether the memory of ``target`` holds the same bytes as the file once it has the values of ``source``."""
     info = source.info
     return (

@@ -27,7 +27,7 @@ from ckptool.formats.json_beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice, Made
 from ckptool.loading.custom_loading import fill, rehearse
-from ckptool.loading.fill_plan import FillPlan, Target, check_model, check_placing, fits_bytewise, model_tensors
+from ckptool.loading.fill_plan import FillPlan, Target, check_model, check_placing, has_same_bytes, model_tensors
 from ckptool.loading.load import (
     cast_of,
     dense,
@@ -44,16 +44,16 @@ from ckptool.loading.optimizers import read_optimizer
 from ckptool.loading.report import LoadReport, report_of, report_through
 from ckptool.messages import some
 from ckptool.names.matching import Renames, may_be_missing
-from ckptool.recipes import NO_NUMBERS, asked_recipe
+from ckptool.recipes import NO_NUMBERS, requested_recipe
 from ckptool.sources.files import Origin
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.payloads import check_storages
 from ckptool.tensors.reading import LazyTensor
-from ckptool.torch_ops.models import codes_for_floats, values_apart
+from ckptool.torch_ops.models import codes_for_floats, ties_with_two_values
 from ckptool.torch_ops.values import narrows
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import AskedRecipe
+    from ckptool.recipes.find import RequestedRecipe
 
 logger = logging.getLogger("ckptool")
 _DENSE_FIRST = "Its weights are quantised: make them dense, with ckptool.load_into(model, path, dequantize=True)."
@@ -122,7 +122,7 @@ def load_into(
     """
     check_model(model)
     started, place, dtype = time.perf_counter(), *check_placing(model, map_location, device, dtype)
-    breaks, layout = break_quantized or dequantize, asked_recipe(recipe, recipe_arguments, reverse=reverse)
+    breaks, layout = break_quantized or dequantize, requested_recipe(recipe, recipe_arguments, reverse=reverse)
     with opened(source, limits) as checkpoint, _telling_of_quantised(checkpoint, None if dequantize else model):
         if verify:
             checkpoint.check_index()
@@ -141,7 +141,9 @@ def load_into(
     return _logged(report)
 
 
-def _made(checkpoint: Checkpoint, dtype: torch.dtype | None, layout: AskedRecipe | None, *, dequantize: bool) -> Made:
+def _made(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, layout: RequestedRecipe | None, *, dequantize: bool
+) -> Made:
     """Return the conversion of the chosen weights: to dense ones, to another layout, or both."""
 
     def made(weights: Weights) -> Weights:
@@ -244,7 +246,7 @@ def tied_apart(model: torch.nn.Module, taken: Mapping[str, LazyTensor], *, stric
         WeightsMismatch: There are such pairs, and ``strict`` is True.
     """
     own = model_tensors(model)
-    apart = tuple(values_apart(taken, {name: own[name] for name in taken if name in own}))
+    apart = tuple(ties_with_two_values(taken, {name: own[name] for name in taken if name in own}))
     if apart and strict:
         pairs = some([f"{kept} and {name}" for kept, name in apart])
         raise WeightsMismatch(
@@ -284,7 +286,7 @@ def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
     for target in targets:
         info, device = target.source.info, target.tensor.device
         storage = info.storage
-        if storage is None or not fits_bytewise(target.tensor, target.source):
+        if storage is None or not has_same_bytes(target.tensor, target.source):
             others.append(target)
             continue
         memory = _bytes_of(target.tensor)

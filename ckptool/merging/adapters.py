@@ -23,7 +23,7 @@ from ckptool.formats.json_beside import object_beside
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import counted, quoted, some
 from ckptool.migration.casting import TARGETS
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.tensors.reading import LazyTensor
 
 END: Final = re.compile(
@@ -168,7 +168,7 @@ def _settings(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, Any]]:
     settings: dict[str, Any] = dict(object_beside(checkpoint.path, checkpoint.source, ADAPTER))
     path = checkpoint.path
     folder = path if os.path.isdir(path) else os.path.dirname(path)
-    if not settings and not is_far(path) and os.path.exists(os.path.join(folder, ADAPTER)):
+    if not settings and not is_remote(path) and os.path.exists(os.path.join(folder, ADAPTER)):
         raise refused(checkpoint, f"{ADAPTER!r} beside it cannot be read, and says how strong it is")
     if not settings and (text := checkpoint.metadata.get(_METADATA)):
         try:

@@ -16,7 +16,7 @@ from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import Changes
 from ckptool.names.renaming import Filter
-from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 
 _PIECE_NUMEL: Final = 1 << 20
@@ -25,7 +25,7 @@ _COUNTS: Final = "num_batches_tracked"
 """The number of batches that a BatchNorm has seen: it differs in each checkpoint of a run, and needs no mean."""
 
 
-class _Average(MadeWeight):
+class _Average(ComputedWeight):
     """The bytes of a mean, in the type of the first tensor."""
 
     def __init__(
@@ -80,7 +80,7 @@ class AverageMerge:
         odd = ((one.name, counted(one.odd, "value")) for one in self._made if one.odd)
         return [*self._notes, *(f"{name!r} has {many} that are NaN or infinite, as in the first" for name, many in odd)]
 
-    def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
+    def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[ComputedWeight]]:
         """
         Return weights with the means, and the weights that are computed.
 

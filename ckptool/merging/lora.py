@@ -18,7 +18,7 @@ from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refuse_no_
 from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import Memory, memory_of
 from ckptool.names.missing import by_likeness
-from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 
 _WEIGHT: Final = ".weight"
@@ -54,7 +54,7 @@ class _Change(NamedTuple):
         return self.saved is not None or (self.pair is not None and self.pair.magnitude is not None)
 
 
-class _Merged(MadeWeight):
+class _Merged(ComputedWeight):
     """The bytes of a weight with what adapters add to it, or of a tensor that replaces it, in the weight's type."""
 
     def __init__(self, name: str, base: LazyTensor, changes: Sequence[_Change]) -> None:
@@ -96,7 +96,7 @@ class LoraMerge:
         self.notes: list[str] = []
         self.assumed: list[str] = []
 
-    def __call__(self, checkpoint: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[MadeWeight]]:
+    def __call__(self, checkpoint: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[ComputedWeight]]:
         """
         Return the weights with the changes of adapters, and those that are computed. Tied names stay tied.
 

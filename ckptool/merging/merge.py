@@ -23,7 +23,7 @@ from ckptool.merging.lora import LoraMerge
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Progress
 from ckptool.torch_ops.packages import check_installed
 
@@ -116,7 +116,7 @@ def _paths(given: Path | Sequence[Path]) -> list[str]:
 
 def _real(paths: Sequence[Path]) -> set[str]:
     """Return the paths of the files, without links."""
-    return {path if is_far(path) else os.path.realpath(path) for path in [os.fspath(one) for one in paths]}
+    return {path if is_remote(path) else os.path.realpath(path) for path in [os.fspath(one) for one in paths]}
 
 
 def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: float) -> dict[str, float]:
@@ -126,7 +126,7 @@ def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: fl
     real = _real(paths)
     if len(real) < len(paths):
         raise ValueError("one adapter is given twice")
-    if both := next((one for one in real if not is_far(one) and os.path.dirname(one) in real), None):
+    if both := next((one for one in real if not is_remote(one) and os.path.dirname(one) in real), None):
         raise ValueError(f"one adapter is given twice, as a folder and as a file in it: {os.path.basename(both)}")
     found = {os.fspath(path): scale * weights.get(path, 1.0) for path in (weights or paths)}
     if not all(map(math.isfinite, found.values())):

@@ -17,8 +17,8 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import MANY_ZEROED, counted, some, zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
+from ckptool.tensors.computed import ComputedSource
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.made import MadeSource
 from ckptool.tensors.payloads import Payload, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -53,7 +53,7 @@ class Lost(NamedTuple):
     """Elements that are NaN, and were before."""
 
 
-class CastSource(MadeSource):
+class CastSource(ComputedSource):
     """The bytes of a tensor in another type, cast while they are read from the first to the last."""
 
     def __init__(self, tensor: LazyTensor, target: DType, *, saturate: bool) -> None:

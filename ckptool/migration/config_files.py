@@ -24,7 +24,7 @@ from ckptool.messages import as_path, some
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import OutFile, Part, file_of_bytes
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 
 _NAMES: Final = (
     *("config.json", "*_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*"),
@@ -68,7 +68,7 @@ def config_files(changes: Changes) -> list[OutFile]:
 def left_behind(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a note if the source's folder has settings of a model, which stay there."""
     path = checkpoint.path
-    if is_far(path) or not os.path.exists(path):
+    if is_remote(path) or not os.path.exists(path):
         return
     place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
     try:

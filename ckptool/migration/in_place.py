@@ -56,7 +56,7 @@ from ckptool.migration.output import real_path
 from ckptool.migration.output.editing import FileEdit, edit_in_place, not_in_place, open_for_editing, reader_of
 from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.report import MigrationReport
-from ckptool.migration.torch_plan import Kept
+from ckptool.migration.torch_plan import KeptLayout
 from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
 from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file, reading_back
 from ckptool.migration.zip_writer import Frame, end_records
@@ -65,7 +65,7 @@ from ckptool.pickles.nodes import Call, Inert, PersistentId
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import Run, poisoned_at
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Source
 from ckptool.tensors.payloads import StoragePayload, check_storages
 from ckptool.tensors.tensor import StorageRef
@@ -241,7 +241,7 @@ def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | Non
     drops = any(not one.startswith(METADATA) for one in plan.dropped)
     if form != plan.form or drops or plan.casting is not None or not isinstance(source, FileSource):
         return None
-    if is_far(plan.target) or source.nbytes < WORTH_A_CLONE:
+    if is_remote(plan.target) or source.nbytes < WORTH_A_CLONE:
         return None
     if not system.clones_to(source.fileno(), os.path.dirname(real_path(plan.target))):
         return None
@@ -269,7 +269,7 @@ def plan_edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]
     return {"header": _of_header, "member": _of_member, "pickles": _of_stream}[index](checkpoint, changes)
 
 
-def _plan_of(checkpoint: Checkpoint, changes: Changes, form: TargetForm, kept: Kept) -> Plan:
+def _plan_of(checkpoint: Checkpoint, changes: Changes, form: TargetForm, kept: KeptLayout) -> Plan:
     plan = make_plan(checkpoint, None, changes, kept=kept)
     if plan.form != form:
         raise _refused(f"form {plan.form!r} of a file of {checkpoint.format}")
@@ -292,7 +292,7 @@ def _of_header(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     source = checkpoint.source
     length = source.read(0, _LENGTH_NBYTES)
     room = int.from_bytes(length, "little")
-    plan = _plan_of(checkpoint, changes, "safetensors", Kept(tensors_at=_LENGTH_NBYTES + room))
+    plan = _plan_of(checkpoint, changes, "safetensors", KeptLayout(tensors_at=_LENGTH_NBYTES + room))
     stored = [info.storage for _, info in plan.expected if info.storage is not None]
     position = _LENGTH_NBYTES + room
     for begin, nbytes in sorted((storage.offset, storage.nbytes) for storage in stored):
@@ -312,7 +312,7 @@ def _of_member(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     deflated = [record.name for record in archive.values() if record.compression != "stored"]
     if deflated:
         raise _refused(f"{len(deflated):,} members are deflated, {show(deflated[0])} among them")
-    plan = _plan_of(checkpoint, changes, "same", Kept(KeepsMembers, archive[name].nbytes))
+    plan = _plan_of(checkpoint, changes, "same", KeptLayout(KeepsMembers, archive[name].nbytes))
     return plan, plan_zip(archive, name, plan.pickles[0])
 
 
@@ -320,10 +320,10 @@ def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     """Return the plan and the edit for a legacy stream: a tree of the old length, or with shorter keys."""
     *_, tree, keys = checkpoint.pickles
     behind, room = b"", tree.end - tree.start
-    plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room))
+    plan = _plan_of(checkpoint, changes, "same", KeptLayout(KeepsStream, room))
     if len(plan.pickles[0]) != room:
         behind, room = _keys(checkpoint), keys.end - tree.start
-        plan = _plan_of(checkpoint, changes, "same", Kept(KeepsStream, room - len(behind)))
+        plan = _plan_of(checkpoint, changes, "same", KeptLayout(KeepsStream, room - len(behind)))
     stored = {storage.key for storage in _storages(plan)}
     listed = {str(key) for key in keys.root} if isinstance(keys.root, list) else set()
     if stored != listed:

@@ -21,28 +21,33 @@ from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
 from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
-from ckptool.migration.torch_plan import Kept
+from ckptool.migration.torch_plan import KeptLayout
 from ckptool.names import renaming
 from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
-from ckptool.recipes import asked_recipe
-from ckptool.tensors.made import MadeWeight
+from ckptool.recipes import requested_recipe
+from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
     from ckptool.recipes.apply import Move
-    from ckptool.recipes.find import AskedRecipe
-    from ckptool.recipes.like import Way
+    from ckptool.recipes.find import RequestedRecipe
+    from ckptool.recipes.like import Route
 
 
-Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[MadeWeight]]]
+Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[ComputedWeight]]]
 """Puts weights of other files into those of a checkpoint; returns the weights, and those that are computed."""
 
 
 def make_plan(
-    checkpoint: Checkpoint, dst: str | None, changes: Changes, *, kept: Kept | None = None, merge: Merge | None = None
+    checkpoint: Checkpoint,
+    dst: str | None,
+    changes: Changes,
+    *,
+    kept: KeptLayout | None = None,
+    merge: Merge | None = None,
 ) -> Plan:
     """
     Return the plan of a migration; ``changes`` come from ``Changes.in_full``. ``kept`` is what an edit in place keeps
@@ -67,7 +72,7 @@ def make_plan(
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     casting = _casting(changes, trials)
-    layout = kept or Kept()
+    layout = kept or KeptLayout()
     plan = Plan(
         form=form,
         target=target,
@@ -87,7 +92,7 @@ def make_plan(
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
         return _of_everything(plan, checkpoint, changes, wrappers, merge, layout)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
-    recipe = way or asked_recipe(changes.recipe, numbers, reverse=changes.reverse)
+    recipe = way or requested_recipe(changes.recipe, numbers, reverse=changes.reverse)
     plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
     return _of_weights(plan, checkpoint, weights, changes, layout)
 
@@ -98,7 +103,7 @@ def _of_everything(
     changes: Changes,
     wrappers: frozenset[str],
     merge: Merge | None,
-    layout: Kept,
+    layout: KeptLayout,
 ) -> Plan:
     """Return the plan of a file that keeps all values of the source, or of a folder of DCP with all of them."""
     plan = replace(plan, names=_read_of_all(checkpoint, plan.names))
@@ -115,7 +120,7 @@ def _of_everything(
     return torch_plan.plan_everything(plan, checkpoint, edited, archive_root(plan.target), layout.pickled_nbytes)
 
 
-def _of_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, layout: Kept) -> Plan:
+def _of_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, layout: KeptLayout) -> Plan:
     """Return the plan of the files that weights become."""
     if changes.cut is not None:
         from ckptool.migration.slices_plan import plan_slices  # few are cut
@@ -140,7 +145,7 @@ def _of_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: C
 
 
 def _prepared(
-    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: AskedRecipe | Way | None
+    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: RequestedRecipe | Route | None
 ) -> tuple[Plan, Weights]:
     """Return the plan with the weights as they are to be written, and the weights."""
     try:
@@ -156,7 +161,7 @@ def _prepared(
         refuse_incomplete(checkpoint, chosen, names.filter)
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
     refuse_broken(weights.tensors.values())
-    made: list[MadeWeight] = []
+    made: list[ComputedWeight] = []
     if changes.dequantize:
         from ckptool.dense.weights import make_dense  # most plans make nothing dense
 
@@ -179,18 +184,18 @@ def _prepared(
     return replace(plan, names=names, weights=weights, made=made, moves=moves, notes=notes), weights
 
 
-def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Way | None, tuple[str, ...]]:
+def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Route | None, tuple[str, ...]]:
     """Return changes with the renames to the names of ``like``, the recipes to apply after them, and a note on both."""
     if changes.like is None:
         return changes, None, ()
-    from ckptool.recipes.like import way_like  # few ask for it
+    from ckptool.recipes.like import route_to  # few ask for it
 
     if changes.recipe is not None:
         _refuse("a recipe and another checkpoint both say what the names will be", "Leave out `recipe=`, or `like=`.")
     chosen = choose(checkpoint, changes.key, changes.weights)
     names = _read(checkpoint, _name_changes(changes, Trials(checkpoint.source.cancellation))[0], [chosen])
     weights = prepare(checkpoint, chosen, names, drop=changes.drop)
-    way = way_like(checkpoint, weights, changes.like, changes.recipe_arguments)
+    way = route_to(checkpoint, weights, changes.like, changes.recipe_arguments)
     notes = (f"as {as_path(os.fspath(changes.like))} is: {way.options}",)
     rename = (*changes.rename, *(change.rule for change in way.changes))
     changes = changes._replace(rename=rename, exclude=(*changes.exclude, *way.exclude))
@@ -202,7 +207,7 @@ def _as_like(checkpoint: Checkpoint, changes: Changes) -> tuple[Changes, Way | N
 
 def _put_in_place(
     checkpoint: Checkpoint, changes: Changes, merge: Merge
-) -> tuple[Callable[[TensorInfo], TensorInfo], Sequence[MadeWeight]]:
+) -> tuple[Callable[[TensorInfo], TensorInfo], Sequence[ComputedWeight]]:
     """Return a function from a tensor to the one that a merge puts in its place or itself, and the computed weights."""
     from ckptool.migration.casting import memory_of  # few plans merge
 

@@ -27,7 +27,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import storages_nbytes
 from ckptool.torch_ops.devices import device_tag
@@ -192,7 +192,7 @@ def migrate_by(
             planned = planned._replace(moved=moved, notes=notes)
         check_cancelled(checkpoint.source.cancellation)
         if how.dry_run:
-            if not is_far(plan.target):
+            if not is_remote(plan.target):
                 with open_sink(plan.target, is_folder=plan.is_folder, force=how.force, progress=None, mode=0o600) as at:
                     at.reserve(plan.nbytes)  # raises where nothing could be written, and leaves nothing
             if plan.builds_model and plan.weights is not None:
@@ -247,7 +247,7 @@ def _checked(changes: Changes, target: str | None) -> Changes:
     """Refuse changes that no source allows, before any is read; return them with devices as torch writes them."""
     refuse_address(target)
     changes = changes.in_full()
-    if changes.model is not None and target is not None and is_far(target):
+    if changes.model is not None and target is not None and is_remote(target):
         hint = "Write it to a path, and upload what is there."
         raise MigrationRefused("a whole model is built here, and saved by torch", kind="model-far-away", hint=hint)
     if changes.dtype is not None or changes.model is not None:

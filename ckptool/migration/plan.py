@@ -15,7 +15,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted
 from ckptool.migration.changes import DeviceTags, TargetForm
-from ckptool.tensors.made import MadeWeight
+from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -73,7 +73,7 @@ class Plan:
     weights: Weights | None = None
     """None where everything is taken."""
     casting: Casting | None = None
-    made: Sequence[MadeWeight] = ()
+    made: Sequence[ComputedWeight] = ()
     """The weights that are computed from others."""
     moves: Sequence[Move] = ()
     """What a recipe does to weights beyond renaming them."""

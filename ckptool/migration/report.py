@@ -28,7 +28,7 @@ from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL, is_averaged_pair, 
 from ckptool.pickles import nodes
 from ckptool.pickles.weights_only import why_refused
 from ckptool.sections import Fact, Section, Sides, as_json, completed, html_of, text_of
-from ckptool.sources.paths import command_line, is_far, is_same_file, shown_path
+from ckptool.sources.paths import command_line, is_remote, is_same_file, shown_path
 from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
@@ -276,11 +276,11 @@ def _stays_on_devices(plan: Plan, changes: Changes) -> Iterator[str]:
 def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:
     """Return whether an adapter's settings are in the source's folder, and not in the result's."""
     path = checkpoint.path
-    if is_far(path) or not (os.path.isdir(path) or os.path.basename(path).startswith("adapter_model.")):
+    if is_remote(path) or not (os.path.isdir(path) or os.path.basename(path).startswith("adapter_model.")):
         return False
     place, target = (path if os.path.isdir(path) else os.path.dirname(path) or os.curdir), plan.target
     to = target if plan.is_folder else os.path.dirname(target) or os.curdir
-    return os.path.exists(os.path.join(place, ADAPTER)) and (is_far(target) or not is_same_file(place, to))
+    return os.path.exists(os.path.join(place, ADAPTER)) and (is_remote(target) or not is_same_file(place, to))
 
 
 def _class_inside(weights: Weights, changes: Changes) -> str:

@@ -18,7 +18,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import as_path
 from ckptool.migration.changes import TargetForm
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import TORCH_SUFFIXES, below, is_far, is_same_file, local_name, shown_path
+from ckptool.sources.paths import TORCH_SUFFIXES, below, is_remote, is_same_file, local_name, shown_path
 from ckptool.tensors import dtypes
 from ckptool.torch_ops.devices import device_meant
 
@@ -64,7 +64,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     if dst != form:
         _refuse_option(dst)
     bare = dst.rstrip(os.sep + (os.altsep or "")) or dst
-    path = dst if is_far(dst) else bare
+    path = dst if is_remote(dst) else bare
     suffix = os.path.splitext(bare)[1].lower()
     if suffix in _OTHERS or suffix in (".safetensors", *TORCH_SUFFIXES[:3]):
         raise MigrationRefused(
@@ -72,7 +72,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
             kind="another-suffix",
             hint=f"Name it {as_path(os.path.splitext(os.path.basename(bare))[0])}.",
         )
-    files = [one for file in _files(checkpoint) for one in (file, file if is_far(file) else os.path.realpath(file))]
+    files = [one for file in _files(checkpoint) for one in (file, file if is_remote(file) else os.path.realpath(file))]
     if any(_is_same(path, os.path.dirname(file) or os.curdir) for file in files):
         raise MigrationRefused(
             f"{as_path(dst)} is the folder that the source is in",
@@ -201,4 +201,4 @@ def _files(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _is_same(dst: str, path: str) -> bool:
-    return shown_path(dst) == path if is_far(dst) else is_same_file(dst, path)
+    return shown_path(dst) == path if is_remote(dst) else is_same_file(dst, path)

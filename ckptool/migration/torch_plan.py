@@ -30,7 +30,7 @@ from ckptool.tensors.tensor import TensorInfo
 _ORDERED_DICT = Global("collections", "OrderedDict")
 
 
-class Kept(NamedTuple):
+class KeptLayout(NamedTuple):
     """What an edit in place keeps of the source's layout."""
 
     rewriter: type[TreeRewriter] = TreeRewriter

@@ -93,7 +93,7 @@ class ReadBack(Closing):
         self._opened.close()
 
 
-Place: TypeAlias = Callable[[StorageRef], int | None]
+OffsetOf: TypeAlias = Callable[[StorageRef], int | None]
 """Returns the offset of a storage in a file; None if the file does not hold its bytes unchanged."""
 
 
@@ -115,7 +115,7 @@ def in_its_file(storage: StorageRef) -> int | None:
     return storage.file_offset
 
 
-def among(payloads: Sequence[Payload], starts: Sequence[int]) -> Place:
+def among(payloads: Sequence[Payload], starts: Sequence[int]) -> OffsetOf:
     """Return a function from storages to their offsets in a new file with these payloads at these offsets."""
     found = {
         (id(one.storage.source), one.storage.offset, one.nbytes): start
@@ -131,7 +131,7 @@ def among(payloads: Sequence[Payload], starts: Sequence[int]) -> Place:
     return place
 
 
-def expected_tensors(plan: Plan, place: Place | None, begins: Sequence[int] = ()) -> Iterator[Expected]:
+def expected_tensors(plan: Plan, place: OffsetOf | None, begins: Sequence[int] = ()) -> Iterator[Expected]:
     """
     Yield the tensors to be found, in order.
 
@@ -149,7 +149,7 @@ def expected_tensors(plan: Plan, place: Place | None, begins: Sequence[int] = ()
 
 
 def compare_tensors(
-    found: Checkpoint, expected: Iterable[Expected], place: Place | None, packed: Collection[str] | None = None
+    found: Checkpoint, expected: Iterable[Expected], place: OffsetOf | None, packed: Collection[str] | None = None
 ) -> None:
     """
     Compare the tensors of an opened result with the expected ones; raise OutputFailed if they differ.
@@ -195,7 +195,7 @@ def compare_values(path: str, weights: Weights, limits: Limits, meter: Meter) ->
             meter.read(tensor.info.nbytes)
 
 
-def _is_unlike(found: TensorInfo, expected: Expected, place: Place | None) -> bool:
+def _is_unlike(found: TensorInfo, expected: Expected, place: OffsetOf | None) -> bool:
     if expected.begin is not None and _begin_of(found, in_its_file) != expected.begin:
         return True
     if expected.begin is not None or place is None:
@@ -203,7 +203,7 @@ def _is_unlike(found: TensorInfo, expected: Expected, place: Place | None) -> bo
     return _differ(found, expected.like, place)
 
 
-def _differ(found: TensorInfo, like: TensorInfo, place: Place) -> bool:
+def _differ(found: TensorInfo, like: TensorInfo, place: OffsetOf) -> bool:
     """Return whether two tensors differ; ``place`` gives the expected offsets of the second one's storages."""
     if _kind_of(found) != _kind_of(like):
         return True
@@ -221,7 +221,7 @@ def _kind_of(info: TensorInfo) -> tuple[object, ...]:
     return info.dtype.name, info.shape, info.stride, info.layout, info.conj, info.neg
 
 
-def _begin_of(info: TensorInfo, place: Place | None) -> int | None:
+def _begin_of(info: TensorInfo, place: OffsetOf | None) -> int | None:
     """Return the offset of a tensor's first element; None where the file does not hold its elements unchanged."""
     start = None if info.storage is None or place is None else place(info.storage)
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed

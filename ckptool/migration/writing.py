@@ -31,7 +31,7 @@ from ckptool.migration.output import Output
 from ckptool.migration.output.opening import Sink, SinkFile
 from ckptool.migration.plan import OutFile, Plan
 from ckptool.migration.verify import (
-    Place,
+    OffsetOf,
     ReadBack,
     Written,
     among,
@@ -44,7 +44,7 @@ from ckptool.migration.verify import (
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
-from ckptool.sources.paths import is_far
+from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Meter, ReadAhead
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.pieces import Extent, PiecesSource
@@ -138,7 +138,7 @@ class Writing:
                 with self._reading_back(about):
                     if written is not None:
                         back.compare(written)
-                    if file.reader is not None and not is_far(path) and (other := file.reader(path)):
+                    if file.reader is not None and not is_remote(path) and (other := file.reader(path)):
                         self.readers[other] = None
         return written.starts if written is not None else array("Q")
 
@@ -176,7 +176,7 @@ class Writing:
             compare_values(path, plan.weights, limits, self.meter)
             return
         one_by_one = plan.form == "safetensors" and len(starts) == plan.tensor_count
-        place: Place | None = in_its_file if plan.keeps_layout else None
+        place: OffsetOf | None = in_its_file if plan.keeps_layout else None
         if not plan.keeps_layout and plan.packed is None:
             place = among(plan.files[0].payloads, starts)
         expected = expected_tensors(plan, place, starts if one_by_one else ())

@@ -181,11 +181,11 @@ class Machine(Pickle):
         on_build: OnBuild | None = None,
         field_names: FieldNames | None = None,
         *,
-        is_patient: bool = False,
+        follows_python: bool = False,
     ) -> None:
         super().__init__(start)
         self.source = source
-        self.is_patient = is_patient
+        self.follows_python = follows_python
         """Whether it goes on as long as Python's unpickler could, and records what a tree cannot show."""
         self.on_build = on_build
         """Returns the node for an object that got its state, and may move past bytes that follow it."""
@@ -236,7 +236,7 @@ class Machine(Pickle):
         begin, lines = self.pos, []
         for _ in range(count):
             end = self.data.find(b"\n", begin)
-            if end < 0 and self.is_patient and self.base + len(self.data) >= self.source.nbytes:
+            if end < 0 and self.follows_python and self.base + len(self.data) >= self.source.nbytes:
                 # Python accepts a last line without its end, but drops its last character.
                 rest = self.data[self.pos :].split(b"\n")
                 self.pos = len(self.data)
@@ -301,7 +301,7 @@ class Machine(Pickle):
 
     def odd(self, how: Deed, target: Inert, given: Inert, what: str, kinds: tuple[type, ...]) -> None:
         """Record an oddity if the machine is patient and the target of one of ``kinds``; else raise MalformedFile."""
-        if not self.is_patient or not isinstance(target, kinds):
+        if not self.follows_python or not isinstance(target, kinds):
             raise self.malformed(what)
         self.note(how, target, given)
 
@@ -335,7 +335,7 @@ class Machine(Pickle):
             if len(self.names) >= _MOST_NAMES:  # each takes hundreds of bytes of memory, and a few of the file
                 fact = f"a pickle that asks for more than {_MOST_NAMES:,} names"
                 raise LimitExceeded(fact, kind="too-many-names")
-            if not self.is_patient:
+            if not self.follows_python:
                 refuse_long("a name that the pickle asks for", module, name)
             found = self.names[module, name] = Global(module, name, self.base + self.opcode)
         return found

@@ -241,7 +241,7 @@ def take_elements(machine: Machine, built: Call) -> Inert:
 
 def _nested(machine: Machine) -> Inert:
     """Return the root of the pickle that follows, an array of objects, and move past it."""
-    inner = (read_as_far if machine.is_patient else read_pickle)(machine.source, machine.position)
+    inner = (read_as_far if machine.follows_python else read_pickle)(machine.source, machine.position)
     machine.add(inner)
     if inner.broken is not None:
         raise machine.malformed(inner.broken)

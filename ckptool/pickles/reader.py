@@ -76,7 +76,7 @@ def read_as_far(source: Source, start: int = 0, *, on_build: OnBuild | None = No
 
     It raises nothing: ``broken`` is the reason if it ends before STOP, and what was recorded until then is kept.
     """
-    machine = Machine(source, start, on_build, is_patient=True)
+    machine = Machine(source, start, on_build, follows_python=True)
     root = None
     try:
         root = _run(machine)
@@ -347,7 +347,7 @@ def op_proto(machine: Machine) -> None:
 def op_frame(machine: Machine) -> None:
     nbytes = _U64(machine.data, machine.pos)[0]
     end = machine.pos + 8 + nbytes
-    if machine.base + end > machine.source.nbytes and not machine.is_patient:
+    if machine.base + end > machine.source.nbytes and not machine.follows_python:
         machine.pos = machine.opcode
         raise machine.truncated(end)
     if machine.frame_end is not None:
@@ -370,7 +370,7 @@ def _decimal(machine: Machine, digits: bytes) -> Inert:
 
 def _memo_index(machine: Machine) -> Inert:
     line = machine.line()
-    if machine.is_patient and (found := re.match(_INDEX, line)):
+    if machine.follows_python and (found := re.match(_INDEX, line)):
         index = int(found[1])
         return index if index < 1 << 32 else f"{index:x}"  # a file could choose larger numbers with equal hashes
     index = _decimal(machine, line)
@@ -383,7 +383,7 @@ def op_long4(machine: Machine) -> None:
     nbytes = _I32(machine.data, machine.pos)[0]
     if nbytes < 0:
         raise machine.malformed(f"a number of {nbytes:,} bytes")
-    if nbytes > _MAX_INT_NBYTES and not machine.is_patient:
+    if nbytes > _MAX_INT_NBYTES and not machine.follows_python:
         _huge(machine, nbytes, "bytes")
     digits = machine.take(machine.pos + 4, nbytes)
     machine.push(_little_endian(digits) if nbytes <= _MAX_INT_NBYTES else _huge(machine, nbytes, "bytes"))
@@ -400,7 +400,7 @@ def _huge(machine: Machine, count: int, unit: str) -> Inert:
     Reading it from text, or printing it, takes quadratic time.
     """
     what, offset = f"a number of {count:,} {unit}", machine.base + machine.opcode
-    if machine.is_patient:  # Python goes on
+    if machine.follows_python:  # Python goes on
         return _unknown(machine, what)
     fact = f"{what} at byte {offset:,}; {_MAX_INT_NBYTES:,} are allowed"
     raise LimitExceeded(fact, offset=offset, needed=count, actual=_MAX_INT_NBYTES)
@@ -437,7 +437,7 @@ def op_stack_global(machine: Machine) -> None:
     module, name = machine.stack[-2:]
     if isinstance(module, str) and isinstance(name, str):
         found: Inert = machine.intern(module, name)
-    elif machine.is_patient:
+    elif machine.follows_python:
         found = _unknown(machine, "a name that is computed")
     else:
         raise machine.malformed("a global whose name is no string")
@@ -462,7 +462,7 @@ def _extension(width: int) -> Callable[[Machine], None]:
 
 def _outside(machine: Machine, what: str, why: str, kind: str) -> None:
     """Push an Unknown for a value that only the unpickling process knows; raise UnsafePickle if not patient."""
-    if not machine.is_patient:
+    if not machine.follows_python:
         offset = machine.base + machine.opcode
         raise UnsafePickle(f"{what} at byte {offset:,}: {why}", kind=kind, offset=offset)
     machine.push(_unknown(machine, what))
@@ -486,7 +486,7 @@ def op_build(machine: Machine) -> None:
         machine.build_offsets.append(machine.base + machine.opcode)
         if machine.on_build is not None:
             machine.stack[-1] = machine.on_build(machine, target)
-    elif isinstance(target, (Call, *_OUTSIDE)) or not (machine.is_patient and _sets_nothing(state)):
+    elif isinstance(target, (Call, *_OUTSIDE)) or not (machine.follows_python and _sets_nothing(state)):
         what = "a second state for one object" if isinstance(target, Call) else "a state for what is no object"
         machine.odd("sets", target, state, what, (Call, *_OUTSIDE))
 
@@ -537,7 +537,7 @@ def _extend(machine: Machine, values: list[Inert]) -> None:
     elif isinstance(target, Call):
         target.items = target.items or []
         target.items.extend(values)
-    elif values or not machine.is_patient or isinstance(target, _OUTSIDE):
+    elif values or not machine.follows_python or isinstance(target, _OUTSIDE):
         machine.odd("adds", target, values, "items for something that is no list", (bytearray, *_OUTSIDE))
 
 
@@ -548,7 +548,7 @@ def op_setitem(machine: Machine) -> None:
 
 def op_setitems(machine: Machine) -> None:
     flat = machine.pop_mark()
-    if machine.is_patient and len(flat) % 2:  # Python sets the complete pairs before it fails
+    if machine.follows_python and len(flat) % 2:  # Python sets the complete pairs before it fails
         _update(machine, machine.stack[-1], _pairs(machine, flat[:-1]))
     _update(machine, machine.stack[-1], _pairs(machine, flat))
 
@@ -559,7 +559,7 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
     elif isinstance(target, Call):
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
-    elif pairs or not machine.is_patient or isinstance(target, _OUTSIDE):
+    elif pairs or not machine.follows_python or isinstance(target, _OUTSIDE):
         machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *_OUTSIDE))
 
 
@@ -630,7 +630,11 @@ def _patiently(step: Callable[[Machine], None], sound: bytes) -> Callable[[Machi
             step(machine)
         except (MalformedFile, ValueError):
             line = machine.data[begin : machine.pos].removesuffix(b"\n")
-            if not machine.is_patient or machine.pos == begin or not re.match(sound, line, re.DOTALL | re.IGNORECASE):
+            if (
+                not machine.follows_python
+                or machine.pos == begin
+                or not re.match(sound, line, re.DOTALL | re.IGNORECASE)
+            ):
                 raise
             machine.push(Unknown("a malformed value"))
 

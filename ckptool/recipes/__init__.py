@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import AskedRecipe
+    from ckptool.recipes.find import RequestedRecipe
 
 NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def asked_recipe(
+def requested_recipe(
     given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
-) -> AskedRecipe | None:
+) -> RequestedRecipe | None:
     """
     Return the requested recipe, or None if none is requested: most calls request none, and import nothing more.
 
@@ -25,6 +25,6 @@ def asked_recipe(
     """
     if given is None and not numbers and not reverse:
         return None
-    from ckptool.recipes.find import asked
+    from ckptool.recipes.find import requested
 
-    return asked(given, numbers, reverse=reverse)
+    return requested(given, numbers, reverse=reverse)

@@ -28,7 +28,7 @@ _INSIDE: Final = ("text_config", "llm_config")
 
 
 @dataclass(frozen=True)
-class AskedRecipe:
+class RequestedRecipe:
     """A recipe that a caller requested."""
 
     recipe: Recipe | Callable[[Checkpoint, Weights], Applied]
@@ -103,9 +103,9 @@ def _from_file(name: str, path: str) -> Recipe:
     return recipe_of(name, read_toml(path, "bad-recipe", HINT), path, part)
 
 
-def asked(
+def requested(
     given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
-) -> AskedRecipe | None:
+) -> RequestedRecipe | None:
     """
     Return the requested recipe; None if none is requested.
 
@@ -125,8 +125,8 @@ def asked(
         fact = f"recipe {recipe.name!r} has no number {unknown[0]!r}"
         raise MigrationRefused(fact, kind="recipe-number", hint=f"Its numbers are {some(recipe.numbers or ['none'])}.")
     if is_made:
-        return AskedRecipe(partial(_of_transformers, recipe.name, reverse), {})
-    return AskedRecipe(recipe.reversed if reverse else recipe, dict(numbers))
+        return RequestedRecipe(partial(_of_transformers, recipe.name, reverse), {})
+    return RequestedRecipe(recipe.reversed if reverse else recipe, dict(numbers))
 
 
 def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Applied:

@@ -29,7 +29,7 @@ from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
 from ckptool.recipes.slice_rules import SliceRules, joined, refuse_width
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import is_far, is_likely
+from ckptool.sources.paths import is_likely, is_remote
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
@@ -68,7 +68,7 @@ def open_joined(
         MigrationRefused: Some are missing, or are not slices by the rules.
         CkptoolError: One cannot be read, or it is not clear which weights are meant.
     """
-    if is_far(path):
+    if is_remote(path):
         raise MigrationRefused("slices of ranks are joined from a folder that is here", kind="far-slices", path=path)
     place = path
     for _ in range(0 if os.path.isdir(path) else 1 + rules.of.files.count("/")):

@@ -26,7 +26,7 @@ from ckptool.names.patterns import Pattern
 from ckptool.names.renaming import matches
 from ckptool.recipes import NO_NUMBERS
 from ckptool.recipes.apply import Applied, Move
-from ckptool.recipes.find import AskedRecipe, named_recipes, read_recipe, settings_of
+from ckptool.recipes.find import RequestedRecipe, named_recipes, read_recipe, settings_of
 from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
@@ -54,7 +54,7 @@ class Step(NamedTuple):
         return [one for rule in rules for one in (rule.targets if to else rule.sources)]
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """One way from the weights of a checkpoint to other names and shapes."""
 
     changes: Renames
@@ -87,7 +87,7 @@ class Way(NamedTuple):
         """Return weights, which are renamed already, in the layout and with the names of the other checkpoint."""
         moves, notes = list[Move](), list[str]()
         for step in self.steps:
-            weights, own, more = AskedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
+            weights, own, more = RequestedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
             moves += own
             notes += more
         named = _named(weights, {found: name for name, found in self.matched.pairs.items()})
@@ -126,7 +126,7 @@ def _said(changes: Renames) -> list[str]:
     return [f"`{one.option}='{one.argument}'`" if one.argument else f"`{one.option}=True`" for one in changes]
 
 
-def way_like(checkpoint: Checkpoint, weights: Weights, like: str | os.PathLike[str], given: Mapping[str, int]) -> Way:
+def route_to(checkpoint: Checkpoint, weights: Weights, like: str | os.PathLike[str], given: Mapping[str, int]) -> Route:
     """
     Return the one way to the names and shapes of another checkpoint; ``given`` are numbers for recipes.
 
@@ -138,7 +138,7 @@ def way_like(checkpoint: Checkpoint, weights: Weights, like: str | os.PathLike[s
         tensors = prepare(other, choose(other, None, "auto"), NameChanges()).tensors
         wanted = {name: tensor.shape for name, tensor in tensors.items()}
         said = {} if settings_of(checkpoint) else settings_of(other)
-    way, *others = ways_to(checkpoint, weights, wanted, {**said, **given})
+    way, *others = routes_to(checkpoint, weights, wanted, {**said, **given})
     if not others and way.fits:
         return way
     ways = [one.options for one in (way, *others)]
@@ -152,9 +152,9 @@ def way_like(checkpoint: Checkpoint, weights: Weights, like: str | os.PathLike[s
     raise MigrationRefused(fact, kind="not-alike", hint=hint)
 
 
-def ways_to(
+def routes_to(
     checkpoint: Checkpoint, weights: Weights, expected: Shapes, numbers: Mapping[str, int] = NO_NUMBERS
-) -> list[Way]:
+) -> list[Route]:
     """
     Return the different ways that fit; if none does, the one that explains most.
 
@@ -171,7 +171,7 @@ def ways_to(
     if not any(way.fits or way.lacks for way in ways):
         hops = (hop for hop in _reached(bare, steps) if not hop.lacks)
         ways += [one.way(expected) for hop in hops for one in _reached(hop, last)]
-    fitting: list[Way] = []
+    fitting: list[Route] = []
     for way in sorted(ways, key=lambda way: len(way.changes) + len(way.then)):
         if way.fits and all(way.made != other.made for other in fitting):
             fitting.append(way)
@@ -240,7 +240,7 @@ class _Stage(NamedTuple):
         weights = self.weights._replace(old_names={name: name for name in self.weights.names}, made_of={})
         steps = (*self.steps, step)
         try:
-            weights, moves, _ = AskedRecipe(step.recipe, step.numbers).applied(self.checkpoint, weights)
+            weights, moves, _ = RequestedRecipe(step.recipe, step.numbers).applied(self.checkpoint, weights)
         except MigrationRefused as error:
             if error.kind != "recipe-number" or step.recipe.keeps_rest:
                 return None
@@ -255,16 +255,16 @@ class _Stage(NamedTuple):
             made[name] = tuple(one for names, _ in parts for one in names), (*own, *does.get(name, ()))
         return self._replace(weights=weights, made=made, steps=steps)
 
-    def way(self, expected: Shapes) -> Way:
+    def way(self, expected: Shapes) -> Route:
         """Return the way to here, and how it fits."""
         if self.lacks:
-            return Way(self.changes, self.steps, (), matching.by_name({}, {}), lacks=self.lacks)
+            return Route(self.changes, self.steps, (), matching.by_name({}, {}), lacks=self.lacks)
         matched = matching.match(expected, {name: one.shape for name, one in self.weights.tensors.items()})
         made = {name: self.made[found] for name, found in matched.pairs.items()}
         exclude = _globs(matched, self.made)
         if self.steps or matched.target_wrapped:
-            return Way(self.changes, self.steps, matched.changes, matched, made, exclude)
-        return Way(matched.changes, (), (), matched, made, exclude)
+            return Route(self.changes, self.steps, matched.changes, matched, made, exclude)
+        return Route(matched.changes, (), (), matched, made, exclude)
 
 
 def _reached(stage: _Stage, steps: Sequence[Step]) -> Iterator[_Stage]:

@@ -20,7 +20,7 @@ from ckptool.errors import MalformedFile, MigrationRefused
 from ckptool.messages import some
 from ckptool.names.patterns import Pattern, said_in
 
-Way: TypeAlias = Literal["each", "lists", "rows", "to lists", "apart"]
+StepMode: TypeAlias = Literal["each", "lists", "rows", "to lists", "apart"]
 """What a step works on: each tensor; lists to join; rows to join, with one tensor of each name; or tensors to cut."""
 Number: TypeAlias = int | str
 """An integer, or an expression of integers and names: ``num_attention_heads * head_dim``."""
@@ -463,7 +463,7 @@ def _check(rule: Rule) -> None:
         raise ValueError(f"{what}, and to has {len(targets)} names: {some(list(map(str, targets)))}")
 
 
-def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[Way, int, bool]:
+def after(step: Step, columns: int, is_list: bool, rule: Rule) -> tuple[StepMode, int, bool]:
     """
     Return how a step maps its inputs, how many tensors come out, and whether each is a list.
 

@@ -101,7 +101,7 @@ class FileSource(StepwiseSource, SourceInFolder):
             except ValueError as error:
                 raise changed(0, self.nbytes, status_of(fd).st_size, self.path) from error
 
-    def is_remote(self) -> bool:
+    def is_on_network(self) -> bool:
         """Return whether it is on a network file system."""
         with self._held as fd:
             return system.is_network(fd)

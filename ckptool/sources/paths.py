@@ -24,7 +24,7 @@ _LASTS: Final = 2.0
 """Seconds that a listing is kept; a later change shows in the time of the directory, even where that is coarse."""
 
 # fmt: off
-UNTOLD: Final = frozenset((
+IGNORED_FOLDERS: Final = frozenset((
     ".git", ".hg", ".svn", ".bzr", ".venv", ".tox", ".nox", ".npm", ".cargo", ".conda", ".mypy_cache", ".pytest_cache",
     ".ruff_cache",
 ))
@@ -58,9 +58,9 @@ def near_to(path: str) -> str | None:
 
 
 def is_below(root: str, path: str) -> bool:
-    """Return whether a path, its links followed, is inside a folder, and in none of the ``UNTOLD`` folders in it."""
+    """Return whether a path, its links followed, is in a folder, and in none of the ``IGNORED_FOLDERS`` in it."""
     inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).split(os.sep)
-    return os.pardir not in inside and UNTOLD.isdisjoint(inside)
+    return os.pardir not in inside and IGNORED_FOLDERS.isdisjoint(inside)
 
 
 def directory_entries(path: str, *, folders: bool = False) -> Sequence[str]:
@@ -106,7 +106,7 @@ def is_same_file(one: str, other: str) -> bool:
         return False
 
 
-def is_far(path: str) -> bool:
+def is_remote(path: str) -> bool:
     """Return whether this is the address of something remote."""
     if "://" not in path:
         return False
@@ -117,18 +117,18 @@ def is_far(path: str) -> bool:
 
 def is_relative(path: str) -> bool:
     """Return whether a path is relative to the working directory."""
-    return not (is_far(path) or os.path.isabs(path))
+    return not (is_remote(path) or os.path.isabs(path))
 
 
 def is_folder(path: str) -> bool:
     """Return whether a path names a folder, or an address ends with a slash."""
-    return path.endswith("/") if is_far(path) else os.path.isdir(path)
+    return path.endswith("/") if is_remote(path) else os.path.isdir(path)
 
 
 def below(folder: str, name: str) -> str:
     """Return the path of a name in a folder; for an address, an address with the same options."""
     path = os.path.join(folder, name)
-    if not is_far(folder):
+    if not is_remote(folder):
         return path
     from ckptool.sources.address import as_remote
 

@@ -131,7 +131,7 @@ class SourceInFolder(Source):
             one.close()
 
 
-class FarSource(Source):
+class RemoteSource(Source):
     """A remote source: a read may take a while, and several at once take no longer than one."""
 
     unchecked: Source
@@ -146,13 +146,13 @@ class FarSource(Source):
         raise NotImplementedError
 
 
-def far_under(source: Source) -> tuple[FarSource, int] | None:
+def remote_under(source: Source) -> tuple[RemoteSource, int] | None:
     """Return the remote source that a source is a slice of, and the slice's offset in it; None for local ones."""
     start = 0
     while isinstance(source, SliceSource):
         start += source.start
         source = source.whole
-    return (source, start) if isinstance(source, FarSource) else None
+    return (source, start) if isinstance(source, RemoteSource) else None
 
 
 class StreamSource(StepwiseSource):

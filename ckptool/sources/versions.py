@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import SourceChanged
-from ckptool.sources.paths import INDEX, is_far, is_likely
+from ckptool.sources.paths import INDEX, is_likely, is_remote
 from ckptool.sources.source import SourceInFolder
 
 _COMMITTING: Final = ".metadata"
@@ -66,7 +66,7 @@ def version_under(path: str | os.PathLike[str], cancellation: Cancellation | Non
     For a path it is ``file_identity``; for an address, what its server reports of the version, in one request.
     """
     text = os.fspath(path)
-    if not is_far(text):
+    if not is_remote(text):
         return file_identity(path)
     from ckptool.sources.remote.opening import remote_version  # few files are remote
 
@@ -146,7 +146,7 @@ def stamp_of(path: str) -> Stamp | None:
 
     An index of shards has the stamp of its folder, which has the shards.
     """
-    if is_far(path):
+    if is_remote(path):
         from ckptool.sources.address import as_remote
 
         listed = as_remote(path).listed

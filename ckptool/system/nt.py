@@ -368,7 +368,7 @@ def narrow(fd: int, mode: int) -> None:
     pass
 
 
-def take_after(fd: int, path: str, status: os.stat_result) -> None:
+def copy_attributes(fd: int, path: str, status: os.stat_result) -> None:
     pass
 
 

@@ -144,12 +144,12 @@ def is_network(fd: int) -> bool:
 
         system, status = ctypes.CDLL(None), (ctypes.c_uint32 * 1024)()
         call = system["fstatfs$INODE64"] if os.uname().machine == "x86_64" else system.fstatfs
-        is_far: bool = call(fd, status) == 0 and not status[_FLAGS] & _MNT_LOCAL
+        is_remote: bool = call(fd, status) == 0 and not status[_FLAGS] & _MNT_LOCAL
     else:
         from ckptool.system import linux
 
-        is_far = linux.is_network(fd)
-    return is_far
+        is_remote = linux.is_network(fd)
+    return is_remote
 
 
 def free_room(place: str | int) -> int:
@@ -309,7 +309,7 @@ def narrow(fd: int, mode: int) -> None:
         os.fchmod(fd, os.fstat(fd).st_mode & mode & 0o777)
 
 
-def take_after(fd: int, path: str, status: os.stat_result) -> None:
+def copy_attributes(fd: int, path: str, status: os.stat_result) -> None:
     """
     Give an open file the mode of the file at ``path``, and its owner and extended attributes as far as permitted.
 

@@ -13,7 +13,7 @@ from ckptool.errors import CkptoolError, LimitExceeded, UnsupportedFeature
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import PIECE_NBYTES, Buffer
 from ckptool.sources.files import file_under
-from ckptool.sources.source import BytesSource, FarSource, SliceSource, Source, far_under
+from ckptool.sources.source import BytesSource, RemoteSource, SliceSource, Source, remote_under
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major, storages_of
 
 if TYPE_CHECKING:
@@ -373,9 +373,9 @@ def fault_of(source: Source) -> CkptoolError | None:
 
 def announce(tensors: Iterable[LazyTensor]) -> None:
     """Announce the storages of tensors, and of their parts, to the remote sources that they are read from."""
-    found: dict[int, tuple[FarSource, list[tuple[int, int]]]] = {}
+    found: dict[int, tuple[RemoteSource, list[tuple[int, int]]]] = {}
     for storage in storages_of(tensor.info for tensor in tensors):
-        if under := far_under(storage.source):
+        if under := remote_under(storage.source):
             far, shift = under
             start = shift + storage.offset
             found.setdefault(id(far), (far, []))[1].append((start, start + storage.nbytes))

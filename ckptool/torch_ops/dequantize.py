@@ -60,7 +60,7 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
         yield string_at(made.data_ptr(), made.nbytes)
 
 
-def turned_round(values: Values, columns: int) -> Values:
+def transposed(values: Values, columns: int) -> Values:
     """Yield the transpose of a matrix with so many columns; all of it is in memory."""
     import torch
 

@@ -98,9 +98,9 @@ def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mappin
             kind="key-mismatch",
             hint="Change names with `strip_module=True` or `rename=`, or pass other `model_arguments=`.",
         )
-    if unlike := kinds_apart(tensors, places):
+    if unlike := kind_mismatches(tensors, places):
         raise MigrationRefused(f"{spec} does not take these weights; {unlike[0]}", kind="key-mismatch", hint=_KINDS)
-    if apart := values_apart(tensors, places):
+    if apart := ties_with_two_values(tensors, places):
         first, second = apart[0]
         raise MigrationRefused(
             f"{spec} ties {first!r} and {second!r}, for which the file has different values",
@@ -109,7 +109,7 @@ def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mappin
         )
 
 
-def kinds_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[str]:
+def kind_mismatches(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[str]:
     """Return why a model's tensors do not take those of a file with the same names, though their shapes fit."""
     import torch
 
@@ -148,7 +148,9 @@ def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
     return f"{what}: {some(codes)}" if codes else None
 
 
-def values_apart(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+def ties_with_two_values(
+    tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]
+) -> list[tuple[str, str]]:
     """Return pairs of names that a model ties, but for which a file has different values."""
     first: dict[int, str] = {}
     pairs = [(first.setdefault(id(place), name), name) for name, place in places.items() if name in tensors]

@@ -194,8 +194,8 @@ def _is_other(values: torch.Tensor, made: torch.Tensor, target: torch.dtype) -> 
     is_other = values.isfinite() & ~made.isfinite()
     if target.itemsize == 1:  # some of these types have no infinities, and torch takes their largest; one has no signs
         limits = torch.finfo(target)
-        is_far = (made - values).abs() > limits.eps * (values.abs() / 2 + limits.tiny)
-        is_other |= (values.isfinite() & is_far) | (values.isinf() & made.isfinite())
+        is_remote = (made - values).abs() > limits.eps * (values.abs() / 2 + limits.tiny)
+        is_other |= (values.isfinite() & is_remote) | (values.isinf() & made.isfinite())
     return is_other
 
 
@@ -327,8 +327,8 @@ def _far(values: torch.Tensor, largest: float) -> int:
     sample = values[:: 1 + len(values) // 1024]
     if 32 * int((sample.abs() > least).sum()) > len(sample):
         return 0  # as of nearly all tensors
-    is_far = values.abs() > least
-    count = int(is_far.sum())
+    is_remote = values.abs() > least
+    count = int(is_remote.sum())
     zeros = len(values) - int(values.count_nonzero())
     return count if 1000 * count <= len(values) and 2 * zeros < len(values) else 0
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import ckptool
 from ckptool import Cancellation, Cancelled, Limits, fleet, migrate
 from ckptool.checking import scan as rows
-from ckptool.checking.scan import Asked
+from ckptool.checking.scan import ScanOptions
 from ckptool.cli import on_ray
 from ckptool.cli.options import RayCommand, ray_option
 from ckptool.errors import CkptoolError
@@ -47,7 +47,7 @@ def test_a_function_goes_to_another_process_by_its_name(name: str) -> None:
 
 @each("path", [FINE, CUT, FIXTURES / "none.pth"])
 def test_a_row_is_the_one_of_scan(path: Path) -> None:
-    expected = rows.row(str(path), Asked(check=True, digest=True))
+    expected = rows.row(str(path), ScanOptions(check=True, digest=True))
     found = fleet.row(path, check=True, digest=True)
 
     assert {**found, "scanned_ns": 0} == {**expected, "scanned_ns": 0}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ckptool import FileUnavailable, Remote, SourceChanged, check, load, migrate, open_checkpoint
-from ckptool.sources import far_folder
+from ckptool.sources import remote_folder
 from tests import scale
 from tests.program import invoke
 from tests.remote.buckets import bucket
@@ -110,7 +110,7 @@ def test_a_folder_is_loaded_and_migrated(server: Server, tmp_path: Path) -> None
 
 def test_a_file_that_changes_after_the_listing_is_an_error(server: Server, tmp_path: Path) -> None:
     shards(server, tmp_path)
-    with closing(far_folder.open_prefix(Remote("s3://b/m/", endpoint=server.url))) as folder:
+    with closing(remote_folder.open_prefix(Remote("s3://b/m/", endpoint=server.url))) as folder:
         name = folder.files[0]
         server.files[f"/b/m/{name}"] = bytes(len(server.files[f"/b/m/{name}"]))
         with pytest.raises(SourceChanged):
@@ -129,7 +129,7 @@ def test_what_lies_beside_an_adapter_names_its_base(server: Server) -> None:
 def test_many_files_of_a_folder_share_threads_and_memory(server: Server) -> None:
     for number in range(30):
         server.files[f"/b/m/{number}"] = bytes(3 << 20)
-    folder = far_folder.open_prefix(Remote("s3://b/m/", endpoint=server.url, connections=2))
+    folder = remote_folder.open_prefix(Remote("s3://b/m/", endpoint=server.url, connections=2))
     opened = [folder.open(str(number)) for number in range(30)]
     for start in range(0, 3 << 20, 1 << 20):
         for one in opened:

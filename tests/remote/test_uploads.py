@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from ckptool import CkptoolError, MigrationRefused, OutputExists, OutputFailed, Remote, load, migrate
-from ckptool.migration.output import far
+from ckptool.migration.output import remote
 from ckptool.sources.remote import bucket as buckets
 from ckptool.sources.remote import upload
 from tests import scale
@@ -331,7 +331,7 @@ def test_memory_stays_bounded_by_parts() -> None:
         gate = threading.Event()
         signed = server.before
         server.before = lambda handler: ("partNumber" in handler.path and not gate.wait(60)) or signed(handler)
-        output = far.FarOutput(at(server, "y"))
+        output = remote.RemoteOutput(at(server, "y"))
         output.reserve(40 * PART_NBYTES)
         done = []
 

@@ -20,7 +20,7 @@ from ckptool.checking.explain.keys import (
     key_lists,
     mismatched,
     names_meet,
-    why_renamed,
+    rename_hint,
     without_adapter,
 )
 from ckptool.checking.explain.names import dense, where
@@ -164,7 +164,7 @@ def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found:
         if form == "dcp":  # all entries are written, and only some have the prefix
             changes = tuple(one.as_rename for one in changes)
         fact = f"{all_of}, under other names: {old!r} is {new!r}"
-        return Cause(fact, why_renamed(changes), _migrate(checkpoint, form=form, key=key, renames=changes))
+        return Cause(fact, rename_hint(changes), _migrate(checkpoint, form=form, key=key, renames=changes))
     if not found.key and found.class_name is None:
         return Cause(f"{all_of}, as they are: the message is about another file")
     hint = f"Call model.load_state_dict({_entry(found)}), or write the weights alone."

@@ -179,7 +179,7 @@ def _is_on_all(names: Collection[str], changes: Renames) -> bool:
     return True
 
 
-def why_renamed(changes: Renames) -> str:
+def rename_hint(changes: Renames) -> str:
     """Return the hint for a command that renames; it is conditional if the changes are guessed (``rename``)."""
     is_sure = all(change.option != "rename" for change in changes)
     return "Rename them." if is_sure else "If these are the same tensors, rename them."
@@ -201,7 +201,7 @@ def explain_keys(text: str) -> Explanation | None:
         return Explanation(
             "keys-renamed",
             f"{counts}. A change of names would match {min(len(missing), len(unexpected)):,} of them.",
-            why_renamed(changes),
+            rename_hint(changes),
             command_line("FILE", "migrate", *words, form=form_of(text)),
         )
     if missing and _is_checkpoint(missing, unexpected):

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ckptool.checking import advice
-from ckptool.checking.explain.keys import MOST_NAMES, Cause, form_of, key_lists, names_meet, why_renamed
+from ckptool.checking.explain.keys import MOST_NAMES, Cause, form_of, key_lists, names_meet, rename_hint
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.families import adapter_of
@@ -28,7 +28,7 @@ from ckptool.names.matching import SPELLINGS, Rename, is_extra_state
 from ckptool.names.missing import not_there
 from ckptool.names.renaming import without_marked
 from ckptool.names.wrappers import ADDED_BY
-from ckptool.sources.paths import command_line, is_far
+from ckptool.sources.paths import command_line, is_remote
 
 _MOST_FILES: Final = 16
 _SPLIT: Final = re.compile(r"""[\s,;:'"`()\[\]{}|=<>]+""")
@@ -171,7 +171,7 @@ class _Lookup:
             yield Cause(f"{_are(heads)} not there, {twin.name} is{said}", hint)
             return
         own = self.checkpoint.tensors[self.there[self.found[heads[0]]]]
-        if twin.shape != own.shape or twin.dtype != own.dtype or is_far(self.checkpoint.path):
+        if twin.shape != own.shape or twin.dtype != own.dtype or is_remote(self.checkpoint.path):
             yield Cause(f"{heads[0]} is there{said}")
             return
         pairs = zip(own.chunks(_CHUNK, limits=self.limits), twin.chunks(_CHUNK, limits=self.limits), strict=True)
@@ -254,7 +254,7 @@ class _Lookup:
         changes = names_meet(self.rest, self.weights, guesses=False) if is_all else None
         if changes:
             names = self.take([*self.rest])
-            yield Cause(f"{_are(names)} there under other names", why_renamed(changes), self.migration(renames=changes))
+            yield Cause(f"{_are(names)} there under other names", rename_hint(changes), self.migration(renames=changes))
 
     def absent(self) -> Iterator[Cause]:
         """Names that are nowhere; and what the file is a part of."""
@@ -310,7 +310,7 @@ def _are(names: Sequence[str]) -> str:
 
 def _beside(checkpoint: Checkpoint) -> list[str]:
     """Return the paths of other checkpoints in the folder; first the one that the file is a part of."""
-    if is_far(checkpoint.path) or not os.path.exists(checkpoint.path):
+    if is_remote(checkpoint.path) or not os.path.exists(checkpoint.path):
         return []
     places = [checkpoint.part_of.path] if checkpoint.part_of is not None and checkpoint.part_of.path else []
     if os.path.isdir(checkpoint.path):

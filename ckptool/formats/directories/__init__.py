@@ -24,7 +24,7 @@ from ckptool.errors import (
 from ckptool.formats import filenames, sharded, slices
 from ckptool.formats.directories import beside, pointers, several
 from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate, Choice
-from ckptool.formats.json_beside import hollow_adapter, json_object
+from ckptool.formats.json_beside import json_object, missing_adapter_parts
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits
 from ckptool.sources.descriptors import LINK
@@ -159,9 +159,9 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
             with slices.opening_of(folder.detached, probe) as opening:
                 parsed = slices.as_part(parsed, chosen.name, folder.path, folder.files, opening)
         elif chosen.kind != "folder" and parsed.part_of is None:
-            parsed = slices.with_alone(parsed, chosen.name, folder.path, folder.files)
+            parsed = slices.marked_if_incomplete(parsed, chosen.name, folder.path, folder.files)
         if ADAPTER in folder.files and chosen.name.startswith("adapter_model."):
-            found = hollow_adapter(json_object(folder, ADAPTER), parsed)
+            found = missing_adapter_parts(json_object(folder, ADAPTER), parsed)
             parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:

@@ -11,11 +11,11 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, LimitExceeded
 from ckptool.formats import directories, filenames
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import UNTOLD, is_below, is_far, is_likely, is_likely_packed
+from ckptool.sources.paths import IGNORED_FOLDERS, is_below, is_likely, is_likely_packed, is_remote
 
 if TYPE_CHECKING:
     from ckptool.sources.address import Remote
-    from ckptool.sources.far_folder import FarFolder
+    from ckptool.sources.remote_folder import RemoteFolder
 
 Found: TypeAlias = tuple[str, bool]
 """A path, and whether its name is that of a checkpoint."""
@@ -61,7 +61,7 @@ def _folders(place: str, folder: FolderSource) -> Iterator[str]:
     is_hub = _SNAPSHOTS in folder.folders
     for name in folder.folders:
         path = os.path.join(place, name)
-        if not (name in UNTOLD or (is_hub and name == _BLOBS) or os.path.islink(path)):
+        if not (name in IGNORED_FOLDERS or (is_hub and name == _BLOBS) or os.path.islink(path)):
             yield path
 
 
@@ -69,7 +69,7 @@ def _passed(root: str, place: str, folder: FolderSource) -> Iterator[str]:
     """Yield the folders that are not searched here, and not under another name below ``root``."""
     for name in folder.folders:
         path = os.path.join(place, name)
-        if name in UNTOLD or (os.path.islink(path) and not is_below(root, path)):
+        if name in IGNORED_FOLDERS or (os.path.islink(path) and not is_below(root, path)):
             yield path
 
 
@@ -92,7 +92,7 @@ def _beside(place: str, passed: list[str]) -> Iterator[Found]:
 
 def beside(checkpoint: Checkpoint) -> list[str]:
     """Return the paths in the folder of a checkpoint that may be others: folders, and files by their names."""
-    if checkpoint.beside and is_far(checkpoint.path):
+    if checkpoint.beside and is_remote(checkpoint.path):
         far = ((one, is_likely(one.name)) for one in checkpoint.beside)
         return [one.path if is_file else f"{one.path}/" for one, is_file in far if is_file or one.nbytes is None]
     paths = [one.path for one in checkpoint.beside]
@@ -150,8 +150,8 @@ def checkpoints_at(address: Remote) -> Iterator[Remote]:
 
 
 def _in_store(address: Remote) -> Iterator[Remote]:
-    from ckptool.sources.far_folder import open_prefix
     from ckptool.sources.remote.bucket import Bucket
+    from ckptool.sources.remote_folder import open_prefix
 
     place = address if address.endswith("/") else address.elsewhere(f"{address}/")
     is_bucket = place.count("/") == _OF_BUCKET
@@ -175,7 +175,7 @@ def _in_store(address: Remote) -> Iterator[Remote]:
         yield place
 
 
-def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
+def _below(outermost: RemoteFolder, address: Remote) -> Iterator[Remote]:
     todo = [(outermost, address)]
     while todo:
         folder, place = todo.pop()
@@ -189,7 +189,7 @@ def _below(outermost: FarFolder, address: Remote) -> Iterator[Remote]:
                     yield folder.as_listed()
                 elif is_known:
                     yield folder.address_of(name)
-            names = [name for name in folder.folders if name not in UNTOLD]
+            names = [name for name in folder.folders if name not in IGNORED_FOLDERS]
             todo += [(folder.below(name), place.elsewhere(f"{place}{name}/")) for name in reversed(names)]
 
 

@@ -353,7 +353,7 @@ class Search:
         if packed_nbytes(source) is None and not self._affords(source.nbytes - further, where):
             return
         tail = source.read(further, min(begin + len(END_MAGIC) - 1, source.nbytes) - further)
-        front = zips.in_front(source)
+        front = zips.nbytes_before(source)
         if front is None and END_MAGIC not in tail:
             return  # bytes that only look like the end, if any: no reader opens it
         try:

@@ -95,7 +95,7 @@ def as_part(parsed: Parsed, name: str, place: str, names: Iterable[str], opening
         return parsed._replace(part_of=part)
     folder, _, own = name.rpartition("/")
     beside = [one for above, _, one in (other.rpartition("/") for other in names) if above == folder]
-    return with_alone(parsed, own, place, beside)
+    return marked_if_incomplete(parsed, own, place, beside)
 
 
 def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
@@ -108,7 +108,7 @@ def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
     return PartOf(f"shard {shard[1]:,} of {shard[2]:,}", whole, True, remedy)
 
 
-def with_alone(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
+def marked_if_incomplete(parsed: Parsed, name: str, place: str, names: Sequence[str]) -> Parsed:
     """Return the content of a file, marked as a part if its name or content shows that others are missing."""
     own, what, remedy = parsed.contents.tensors, "", ""
     if parsed.shards:
@@ -189,15 +189,15 @@ _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
 
 
-def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
+def with_file_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     """Return the content of a file with the set that the file belongs to, unless it is complete, or the only one."""
     place, name = os.path.split(path)
     names = directory_entries(place or ".")
     if name.startswith("adapter_model.") and ADAPTER in names:
-        from ckptool.formats.json_beside import hollow_adapter, object_beside  # which few files need
+        from ckptool.formats.json_beside import missing_adapter_parts, object_beside  # which few files need
 
         settings = object_beside(path, probe.source, ADAPTER)
-        return parsed._replace(remarks=(*parsed.remarks, *hollow_adapter(settings, parsed)))
+        return parsed._replace(remarks=(*parsed.remarks, *missing_adapter_parts(settings, parsed)))
     found = _named(place or ".", name, names)
     if filenames.role_of(name):
         return parsed._replace(part_of=found)
@@ -209,7 +209,7 @@ def with_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     elif filenames.named(name).of == filenames.OF_PROCESSES and _is_copy(place or ".", name, names, parsed, probe):
         found = None
     found = found or slice_of or of_ranks(path, parsed, probe)
-    return with_alone(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
+    return marked_if_incomplete(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
 
 
 def _is_rounded(parsed: Parsed, names: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ import torch
 import ckptool.system as system
 from ckptool.errors import OutOfMemory
 from ckptool.sources.files import file_under
-from ckptool.sources.source import Source, far_under
+from ckptool.sources.source import Source, remote_under
 
 Mmap: TypeAlias = bool | Literal["auto"]
 Mapping: TypeAlias = mmap.mmap
@@ -103,7 +103,7 @@ class HostMemory(Memory):
             whole = self.mapped(file)
             return None if whole is None else (whole[0], start)
         with suppress(OSError):  # no room for a private mapping, or just closed, which reading reports
-            return None if self._wanted == "auto" and file.is_remote() else (file.map(), 0)
+            return None if self._wanted == "auto" and file.is_on_network() else (file.map(), 0)
         return None
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:
@@ -129,7 +129,7 @@ class HostMemory(Memory):
         ranges, self._ranges = self._ranges, []
         threads = min(_MOST_THREADS, sum(one.memory.nbytes for one in ranges) // PIECE)
         # What is far away is fetched by threads of its own, in the order in which it is read.
-        if threads < 2 or any(far_under(one.source) for one in ranges):
+        if threads < 2 or any(remote_under(one.source) for one in ranges):
             for one in ranges:
                 progress(_read(one))
             return

@@ -39,7 +39,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
 from ckptool.closing import Closing
-from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, let_go
+from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, drop_tracebacks
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice
 from ckptool.loading.custom_loading import OwnLoading, fill, rehearse
@@ -188,7 +188,7 @@ class LiveModel(Closing):
             if fallback is None:
                 raise
             logger.warning("not loaded: %s; loading the fallback", show(str(error)))
-            let_go(error)
+            drop_tracebacks(error)
             self.reload(fallback, limits=limits)
             self._note(error)
             # The path that ``watch`` takes by default, and has still to load.
@@ -465,7 +465,7 @@ class LiveModel(Closing):
         self._watcher = Watcher(path, every, loaded, reload, self._note, on_reload)
 
     def _note(self, error: Exception) -> None:
-        let_go(error)  # an error that is kept must not keep what was staged, which its traceback reaches
+        drop_tracebacks(error)  # an error that is kept must not keep what was staged, which its traceback reaches
         self._failure = error, _now()
 
     def unwatch(self) -> None:

@@ -274,7 +274,7 @@ class Output(Closing):
             raise self._failed(error) from error
 
     def _replace(self) -> None:
-        self.other_names = take_after(self._fd, self.path)
+        self.other_names = copy_attributes(self._fd, self.path)
         system.sync(self._fd)  # the old file goes: the new one must be on the disk first
         if self._temporary is None:
             # A file without a name can only get one that is free: over an old file it goes in two steps.
@@ -336,7 +336,7 @@ def refuse_full(fd: int, nbytes: int, path: str) -> None:
         )
 
 
-def take_after(fd: int, path: str) -> int:
+def copy_attributes(fd: int, path: str) -> int:
     """
     Give an open file or folder the mode of what is at a path, and its owner and attributes as far as permitted.
 
@@ -346,7 +346,7 @@ def take_after(fd: int, path: str) -> int:
         old = os.stat(path)
     except FileNotFoundError:  # it was removed in the meantime
         return 0
-    system.take_after(fd, path, old)
+    system.copy_attributes(fd, path, old)
     return old.st_nlink - 1
 
 

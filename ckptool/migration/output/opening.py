@@ -24,18 +24,27 @@ import ckptool.system as system
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
-from ckptool.migration.output import Output, failed, mode_there, parts, real_path, refuse_full, sync_folder, take_after
-from ckptool.sources.paths import is_far
+from ckptool.migration.output import (
+    Output,
+    copy_attributes,
+    failed,
+    mode_there,
+    parts,
+    real_path,
+    refuse_full,
+    sync_folder,
+)
+from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
-    from ckptool.migration.output.far import FarFolder, FarObject, FarOutput
+    from ckptool.migration.output.remote import RemoteFolderOutput, RemoteObject, RemoteOutput
 
-SinkFile: TypeAlias = "Output | FarObject"
+SinkFile: TypeAlias = "Output | RemoteObject"
 """A file that is being written."""
-SinkFolder: TypeAlias = "OutputFolder | FarFolder"
+SinkFolder: TypeAlias = "OutputFolder | RemoteFolderOutput"
 """A folder that is being written: its files here, or by other processes."""
-Sink: TypeAlias = "Output | FarOutput | OutputFolder | FarFolder"
+Sink: TypeAlias = "Output | RemoteOutput | OutputFolder | RemoteFolderOutput"
 """An output: a single file, or a folder."""
 _IN_THE_WAY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
@@ -50,23 +59,23 @@ def open_sink(
         OutputExists: Something is there, and is not to be replaced; remote folders are never replaced.
         OutputFailed: It cannot be written to.
     """
-    if not is_far(target):
+    if not is_remote(target):
         if is_folder:
             return OutputFolder(target, force=force, progress=progress, mode=mode)
         return Output(target, force=force, progress=progress, mode=mode)
-    from ckptool.migration.output.far import FarFolder, FarOutput  # few targets are remote
+    from ckptool.migration.output.remote import RemoteFolderOutput, RemoteOutput  # few targets are remote
     from ckptool.sources.address import as_remote
 
     if is_folder:
-        return FarFolder(as_remote(target), progress=progress)
-    return FarOutput(as_remote(target), force=force, progress=progress)
+        return RemoteFolderOutput(as_remote(target), progress=progress)
+    return RemoteOutput(as_remote(target), force=force, progress=progress)
 
 
 def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
     """Return the output for a file of another process's folder. Others may write the same file."""
-    if not is_far(place.path):
+    if not is_remote(place.path):
         return Output(place.path, force=True, progress=progress, shown=place.shown, mode=mode)
-    from ckptool.migration.output.far import written_at
+    from ckptool.migration.output.remote import written_at
 
     return written_at(place, progress)
 
@@ -143,7 +152,7 @@ class OutputFolder(Closing):
         """Give the folder its name."""
         assert self._temporary is not None  # it has no other name yet
         if os.path.isdir(self.path):
-            take_after(self._fd, self.path)
+            copy_attributes(self._fd, self.path)
         try:
             parts.remove_others(self._temporary, self._names)  # left by processes that were killed as they wrote
             sync_folder(self._temporary)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
 from ckptool.sources.address import Remote
-from ckptool.sources.remote.parts import Tail, Transport, changed_far, memory_of, missing_far
+from ckptool.sources.remote.parts import Tail, Transport, changed_remote, memory_of, missing_remote
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
@@ -82,9 +82,9 @@ class Bucket:
         found = _STATUS.search(text)
         status = int(found[1]) if found is not None else 0
         if isinstance(error, known.PreconditionError):
-            return changed_far()
+            return changed_remote()
         if isinstance(error, known.NotFoundError | FileNotFoundError):
-            return missing_far("Check the address; that of a folder ends with a slash.")
+            return missing_remote("Check the address; that of a folder ends with a slash.")
         if isinstance(error, known.UnauthenticatedError) or status == 401:
             return FileUnavailable("the store does not accept the keys (401)", kind="credentials", hint=self._keys())
         if isinstance(error, known.PermissionDeniedError) or status == 403:
@@ -231,9 +231,9 @@ class StoredFile(Transport):
             self._tag, self._nbytes = meta["e_tag"], meta["size"]
             tag, nbytes = self._listed or (self._tag, self._nbytes)
             if (_bare(tag), nbytes) != (_bare(self._tag), self._nbytes):
-                raise changed_far("the object was changed since its folder was listed")
+                raise changed_remote("the object was changed since its folder was listed")
         if (meta["e_tag"], meta["size"]) != (self._tag, self._nbytes):
-            raise changed_far()
+            raise changed_remote()
         return data
 
     def _answer(self, options: dict[str, Any]) -> tuple[memoryview, Any]:

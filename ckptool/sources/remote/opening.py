@@ -33,9 +33,9 @@ from ckptool.sources.remote.parts import (
     Range,
     Tail,
     Transport,
-    changed_far,
+    changed_remote,
 )
-from ckptool.sources.source import CLOSED, BytesSource, Compare, FarSource, Source, SourceInFolder, StreamSource
+from ckptool.sources.source import CLOSED, BytesSource, Compare, RemoteSource, Source, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
     from ckptool.sources.remote.web import WebFile
@@ -78,7 +78,7 @@ class Beside(SourceInFolder):
             self._fetchers.close()
 
 
-class RemoteSource(Beside, FarSource):
+class FetchedSource(Beside, RemoteSource):
     """A remote file, read by ranges of one version that a transport fetches."""
 
     def __init__(
@@ -102,7 +102,7 @@ class RemoteSource(Beside, FarSource):
         self.cancellation = cancellation
         self.version = transport.version if tail.data else ()  # without data, the folder's listing has the version
         self._transport = transport
-        self._left: list[_Left] = []
+        self._left: list[_Postponed] = []
         self.nbytes = tail.nbytes
         self._parts = Parts(transport.fetch, tail.nbytes, fetchers)
         if tail.data:
@@ -135,7 +135,7 @@ class RemoteSource(Beside, FarSource):
         self._parts.announce((max(0, start - _SLACK), min(self.nbytes, stop + _SLACK)) for start, stop in ranges)
 
     def compare_later(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
-        self._left.append(_Left(ranges, compare, what))
+        self._left.append(_Postponed(ranges, compare, what))
 
     def notes(self) -> Iterator[str]:
         for left in self._left:
@@ -174,7 +174,7 @@ class RemoteSource(Beside, FarSource):
                 left.compare(offset, offset + nbytes)
 
 
-class _Left:
+class _Postponed:
     """Comparisons that are postponed until bytes of their ranges are read."""
 
     def __init__(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
@@ -194,7 +194,7 @@ class _Left:
 class _Unchecked(Source):
     """The source that comparisons themselves read, which triggers no others."""
 
-    def __init__(self, source: RemoteSource) -> None:
+    def __init__(self, source: FetchedSource) -> None:
         self._source = source
         self.nbytes = source.nbytes
         self.cancellation = source.cancellation
@@ -327,7 +327,7 @@ def _fetched(
     try:
         tail = transport.tail(end)
         if tail.nbytes > _WHOLE_NBYTES and not _is_mostly_index(tail):
-            return RemoteSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
+            return FetchedSource(transport, tail, fetchers, open_named, cancellation, shares=shares)
         before = tail.nbytes - len(tail.data)
         data = b"".join((transport.fetch(0, before), tail.data)) if before else bytes(tail.data)
     except BaseException:
@@ -402,7 +402,7 @@ class FileObject(Transport):
             if isinstance(found, bytes) and len(found) > stop - start:
                 hint = "Download the file first."
                 raise FileUnavailable("what is behind the file object gives no ranges", kind="no-ranges", hint=hint)
-            raise changed_far()
+            raise changed_remote()
         return found
 
     def check_unchanged(self) -> None:
@@ -417,7 +417,7 @@ class FileObject(Transport):
         except Exception as error:
             raise _unreadable(error) from error
         if self._version is not None and now != self._version:
-            raise changed_far()
+            raise changed_remote()
 
     def _seen(self, details: object) -> tuple[object, ...] | None:
         """Return what identifies the version, from the file system's details; None if there are none."""

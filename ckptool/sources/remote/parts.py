@@ -81,11 +81,11 @@ def memory_of(nbytes: int) -> memoryview:
         raise OutOfMemory(f"no {nbytes:,} bytes of memory are free", needed=nbytes) from error
 
 
-def changed_far(what: str = "the file was changed while it was being read") -> SourceChanged:
+def changed_remote(what: str = "the file was changed while it was being read") -> SourceChanged:
     return SourceChanged(what, hint="Read it again once it is complete.")
 
 
-def missing_far(hint: str = "Check the address.") -> FileUnavailable:
+def missing_remote(hint: str = "Check the address.") -> FileUnavailable:
     return FileUnavailable("no such file (404)", kind="missing", hint=hint)
 
 

@@ -32,7 +32,7 @@ from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
 from ckptool.sources.address import Place, Remote, check_peer, follow, place_of
-from ckptool.sources.remote.parts import Tail, Transport, changed_far, memory_of, missing_far
+from ckptool.sources.remote.parts import Tail, Transport, changed_remote, memory_of, missing_remote
 from ckptool.sources.source import CLOSED
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class WebFile(Transport):
                     raise _too_large("the server does not say how many bytes it sends", most)
                 stream.write(piece)
             if nbytes is not None and stream.tell() != nbytes:
-                raise Passing("the answer was cut short")
+                raise TemporaryFailure("the answer was cut short")
 
         self._ask(None, take)
         stream.flush()
@@ -154,7 +154,7 @@ class WebFile(Transport):
             check_cancelled(self._cancellation)  # the caller has stopped waiting for this thread
             try:
                 return self._ask_once(ranged, take)
-            except Passing as error:
+            except TemporaryFailure as error:
                 if tries == _MOST_TRIES:
                     what = f"{error.what}, {_MOST_TRIES} times"
                     raise FileUnavailable(what, kind="network", hint="Try again later.") from error
@@ -199,7 +199,7 @@ class WebFile(Transport):
             nbytes = stop
         version = _Version(nbytes, answer.getheader("ETag"), answer.getheader("Last-Modified"))
         if self._version is not None and self._version.differs(version):
-            raise changed_far()
+            raise changed_remote()
         if isinstance(wanted, int):
             is_right = stop == nbytes and 0 <= stop - start <= max(wanted, _SMALL_NBYTES)
         else:
@@ -227,11 +227,11 @@ class WebFile(Transport):
         filled = 0
         for piece in self._pieces(answer):
             if filled + len(piece) > nbytes:
-                raise Passing("the answer has more bytes than it announces")
+                raise TemporaryFailure("the answer has more bytes than it announces")
             data[filled : filled + len(piece)] = piece
             filled += len(piece)
         if filled < nbytes:
-            raise Passing("the answer was cut short")
+            raise TemporaryFailure("the answer was cut short")
         return data
 
     def _pieces(self, answer: HTTPResponse) -> Iterator[bytes]:
@@ -242,7 +242,7 @@ class WebFile(Transport):
         except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two where it was closed
             if self._closed:
                 raise ValueError(CLOSED) from error
-            raise Passing("the answer was cut short") from error
+            raise TemporaryFailure("the answer was cut short") from error
 
 
 def _downloadable(nbytes: int | None) -> int:
@@ -275,11 +275,11 @@ def _refuse(answer: HTTPResponse) -> None:
     status = answer.status
     if status in _PASSING:
         wait = answer.getheader("Retry-After", "")
-        raise Passing(f"the server answers {status}", float(wait) if wait.isdecimal() else 0.0)
+        raise TemporaryFailure(f"the server answers {status}", float(wait) if wait.isdecimal() else 0.0)
     if status == 412:
-        raise changed_far()
+        raise changed_remote()
     if status in (404, 410):
-        raise missing_far()
+        raise missing_remote()
     if status == 401:
         hint = "Give a signed address, or one with a user and a password: https://USER:PASSWORD@…"
         raise FileUnavailable("the server wants to know who asks (401)", kind="credentials", hint=hint)
@@ -357,7 +357,7 @@ class Connections:
                 if not isinstance(error, (OSError, HTTPException)):
                     raise
                 if kept is None:  # a kept one may have been closed by the server: try the next
-                    raise Passing(f"the server ended the connection ({_reason(error)})") from error
+                    raise TemporaryFailure(f"the server ended the connection ({_reason(error)})") from error
                 continue
             try:
                 return take(answer)
@@ -415,7 +415,7 @@ class Connections:
                 hint = "Check the address, and the network."
                 what = f"{place.host} cannot be reached: {_reason(error)}"
                 raise FileUnavailable(what, kind="network", hint=hint) from error
-            raise Passing(f"{place.host} cannot be reached ({_reason(error)})") from error
+            raise TemporaryFailure(f"{place.host} cannot be reached ({_reason(error)})") from error
         self._check(place, connection, is_proxied=proxy is not None)
         with self._lock:
             self._all.add(connection)
@@ -463,7 +463,7 @@ class _Answer(HTTPResponse):
 
 
 class _Incoming(RawIOBase):
-    """The bytes that a server sends; reading raises Passing if fewer than 30 KiB arrive in 30 seconds of waiting."""
+    """The bytes that a server sends; reading raises TemporaryFailure below 30 KiB in 30 seconds of waiting."""
 
     def __init__(self, sock: socket.socket, held: BufferedReader) -> None:
         self._sock = sock
@@ -482,7 +482,7 @@ class _Incoming(RawIOBase):
         self._seconds += monotonic() - begun
         if found < 0 or self._seconds > _SECONDS:
             if found < 0 or self._nbytes < _LEAST_NBYTES:
-                raise Passing(f"only {self._nbytes:,} bytes came in {_SECONDS} seconds")
+                raise TemporaryFailure(f"only {self._nbytes:,} bytes came in {_SECONDS} seconds")
             self._nbytes, self._seconds = 0, 0.0
         return found
 
@@ -520,7 +520,7 @@ def is_answered(address: str, port: int, seconds: float) -> bool:
     return True
 
 
-class Passing(Exception):
+class TemporaryFailure(Exception):
     """A temporary failure; ``seconds`` is how long the server asks to wait before the next try."""
 
     def __init__(self, what: str, seconds: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
 
 
-class MadeSource(Source):
+class ComputedSource(Source):
     """``nbytes`` bytes that are computed in pieces, in order, anew each time that it is read from offset 0."""
 
     def __init__(self, name: str, nbytes: int) -> None:
@@ -64,7 +64,7 @@ class MadeSource(Source):
         return made._replace(conj=False, neg=False, parts=())
 
 
-class MadeWeight(MadeSource):
+class ComputedWeight(ComputedSource):
     """The bytes of a weight that is computed from others."""
 
     def __init__(self, name: str, nbytes: int, said: str, parts: Sequence[LazyTensor]) -> None:

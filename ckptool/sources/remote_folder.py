@@ -17,7 +17,7 @@ from ckptool.sources.descriptors import components
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.remote.bucket import Bucket, StoredFile
-from ckptool.sources.remote.opening import RemoteSource
+from ckptool.sources.remote.opening import FetchedSource
 from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers, Tail
 
 _KEPT_NBYTES: Final = 32 << 20
@@ -97,7 +97,7 @@ class Listing(NamedTuple):
         return tuple(files), tuple(folders)
 
 
-def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFolder:
+def open_prefix(address: str, cancellation: Cancellation | None = None) -> RemoteFolder:
     """
     Return the folder for an address that ends with a slash.
 
@@ -119,10 +119,10 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> FarFo
                 )
     if not facts:
         raise FileUnavailable("no object has a name that begins so", kind="missing", hint="Check the address.")
-    return FarFolder(remote, Listing(bucket, sorted(facts), facts, Beginnings()), cancellation)
+    return RemoteFolder(remote, Listing(bucket, sorted(facts), facts, Beginnings()), cancellation)
 
 
-class FarFolder(FolderSource):
+class RemoteFolder(FolderSource):
     """A prefix of a store. Its files share threads and memory; reading one that changed since the listing raises."""
 
     def __init__(self, remote: Remote, listing: Listing, cancellation: Cancellation | None = None) -> None:
@@ -151,7 +151,7 @@ class FarFolder(FolderSource):
         self._check_open()
         return cast("FileSource", self._file(name))  # it has every method that users of a folder's files call
 
-    def _file(self, name: str) -> RemoteSource:
+    def _file(self, name: str) -> FetchedSource:
         components(name)
         facts = self._listing.facts.get(self._prefix + name)
         if facts is None:
@@ -161,20 +161,20 @@ class FarFolder(FolderSource):
         transport = _ListedFile(remote, listing.bucket, facts, listing.beginnings, self.cancellation)
         place = name.rpartition("/")[0]
 
-        def open_named(other: str) -> RemoteSource:
+        def open_named(other: str) -> FetchedSource:
             return self._file(f"{place}/{other}".lstrip("/"))
 
         nbytes = facts[1]
         first = nbytes if nbytes <= PART_NBYTES else LEAST_NBYTES
         tail = Tail(b"", nbytes)
-        return RemoteSource(transport, tail, self._fetchers, open_named, self.cancellation, shares=True, first=first)
+        return FetchedSource(transport, tail, self._fetchers, open_named, self.cancellation, shares=True, first=first)
 
-    def below(self, name: str) -> FarFolder:
+    def below(self, name: str) -> RemoteFolder:
         """Return a subfolder, which is not closed with this one."""
         self._check_open()
         components(name)
         remote = self._remote.elsewhere(f"{self._remote}{name}/")
-        return FarFolder(remote, self._listing, self.cancellation)
+        return RemoteFolder(remote, self._listing, self.cancellation)
 
     def address_of(self, name: str) -> Remote:
         """Return the address of a file in it, with its tag and size from the listing."""

@@ -21,7 +21,7 @@ from ckptool.sources.source import Progress
 _COPIES_AT_ONCE: Final = 64
 
 
-class FarObject(Closing):
+class RemoteObject(Closing):
     """An object being written under one name, which may be a temporary one."""
 
     takes_any_order = False
@@ -103,7 +103,7 @@ class FarObject(Closing):
         return self._upload
 
 
-class FarOutput(FarObject):
+class RemoteOutput(RemoteObject):
     """One object being written. Used in a ``with`` block as ``Output`` is, with its errors."""
 
     def __init__(self, address: Remote, *, force: bool = False, progress: Progress | None = None) -> None:
@@ -113,7 +113,7 @@ class FarOutput(FarObject):
         super().__init__(stored, address.shown, temporary(stored.key), progress)
         self._refuse_what_is_there()
 
-    def file(self, name: str) -> FarOutput:  # noqa: ARG002 - it has one file
+    def file(self, name: str) -> RemoteOutput:  # noqa: ARG002 - it has one file
         """Return itself: it has one file."""
         return self
 
@@ -144,13 +144,13 @@ class FarOutput(FarObject):
             raise exists(self.path)
 
 
-def written_at(place: Place, progress: Progress | None) -> FarObject:
+def written_at(place: Place, progress: Progress | None) -> RemoteObject:
     """Return an output for an object of another process's folder."""
     stored = Stored(as_remote(place.path))
-    return FarObject(stored, place.shown, stored.key, progress)
+    return RemoteObject(stored, place.shown, stored.key, progress)
 
 
-class FarFolder(Closing):
+class RemoteFolderOutput(Closing):
     """One prefix being written to. Used in a ``with`` block as ``Output`` is, with its errors."""
 
     notes = ()
@@ -163,14 +163,14 @@ class FarFolder(Closing):
         self._temporary = f"{temporary(self._own.rstrip('/'))}/"
         self._progress = progress
         self._expected = 0
-        self._files: dict[str, FarObject] = {}
+        self._files: dict[str, RemoteObject] = {}
         self._refuse_what_is_there()
 
     def reserve(self, nbytes: int) -> None:
         """Set the size of all files together."""
         self._expected = nbytes
 
-    def file(self, name: str) -> FarObject:
+    def file(self, name: str) -> RemoteObject:
         """Return a file to be written; it is in the folder once that is published."""
         before = sum(one.position for one in self._files.values())
 
@@ -178,12 +178,12 @@ class FarFolder(Closing):
             if self._progress is not None:
                 self._progress(before + written, self._expected)
 
-        made = self._files[name] = FarObject(self._stored, self.path + name, self._temporary + name, progress)
+        made = self._files[name] = RemoteObject(self._stored, self.path + name, self._temporary + name, progress)
         return made
 
     def elsewhere(self, name: str, nbytes: int) -> Place:
         """Return where another process writes a file of ``nbytes`` bytes; they count as written from now on."""
-        made = self._files[name] = FarObject(self._stored, self.path + name, self._temporary + name, None)
+        made = self._files[name] = RemoteObject(self._stored, self.path + name, self._temporary + name, None)
         made.position = nbytes
         return Place(self.reading_path(name), self.path + name)
 
