@@ -17,6 +17,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from zlib import crc32
@@ -201,6 +202,9 @@ class Writing:
             raise
         except OutputFailed:
             self.checkpoint.check_unchanged()  # a model is compared with the source itself
+            for payload in self.plan.payloads:  # the checksum that was taken over may be wrong
+                if payload.known_crc32:
+                    payload.check(reduce(lambda found, chunk: crc32(chunk, found), payload.chunks(), 0))
             raise
         self.checkpoint.check_unchanged()
 
@@ -213,8 +217,8 @@ def fill(file: OutFile, output: SinkFile, back: ReadBack | None) -> Written:
     """
     Write the content of a file; return the offsets of its payloads, with the CRC-32 of what was read for each.
 
-    Where it is not to be read ``back``, the source's own are taken over without comparison, or 0 where no content needs
-    them.
+    Those that the source has of large payloads are taken over. Where it is not to be read ``back``, they are compared
+    with nothing, and others are 0 where no content needs them.
     """
     starts, ends, found = array("Q"), array("Q"), array("Q")
     rest = 0
@@ -237,7 +241,8 @@ class Transfer(Closing):
     """
     One output being filled. Used in a ``with`` block.
 
-    Without ``checksums``, none is computed for large payloads: ``send`` returns the checksum that the source has, or 0.
+    The checksum that a source has of a large payload is taken over unread: what is read back is compared with it, and
+    reading twice what was copied is saved. Without ``checksums``, none is computed where there is none, either.
     """
 
     def __init__(self, output: SinkFile, *, checksums: bool = True) -> None:
@@ -247,9 +252,9 @@ class Transfer(Closing):
         self._ahead: tuple[FileSource, ReadAhead] | None = None
 
     def send(self, payload: Payload, *, checksum: bool = False) -> int:
-        """Append a payload, and return its CRC-32; ``checksum`` requires one even without ``checksums``."""
+        """Append a payload, and return its CRC-32 or that of the source; ``checksum`` requires one in any case."""
         extents, pieces = payload.extents(), payload.pieces()
-        checksum = self._checksums or (checksum and not payload.known_crc32)
+        checksum = not payload.known_crc32 and (self._checksums or checksum)
         found = 0
         if extents is None and pieces is not None and payload.nbytes >= WORTH_A_THREAD:
             found = self._put_together(pieces, checksum=checksum)

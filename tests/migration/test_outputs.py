@@ -211,15 +211,15 @@ def called(alias: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("alias", "turned_round"), in_turn(ALIASES, [False, True]))
 def test_the_source_is_replaced_by_its_result_under_any_name_only_if_asked(
-    way: str, alias: str, transposed: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, alias: str, turned_round: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     one, other = str(folder / "model.pth"), called(alias, folder)
     before = names_in(folder)
-    root = Path(other if not transposed else one).name.partition(".")[0]
+    root = Path(other if not turned_round else one).name.partition(".")[0]
     expected = migrated(checkpoint(), tmp_path, f"{root}.pth" if root != "self" else "model.pth", form="same")
 
-    pair = (other, one) if transposed else (one, other)
+    pair = (other, one) if turned_round else (one, other)
     refused(*pair, to="cpu", form="same", error=OutputExists)
     assert (folder / "model.pth").read_bytes() == checkpoint()
 
