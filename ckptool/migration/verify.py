@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from typing import NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import Weights
-from ckptool.closing import Closing
 from ckptool.errors import Failure, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import retagged
 from ckptool.migration.plan import Plan
-from ckptool.sources.checksums import LargeRanges, checksums_of_file
+from ckptool.sources.checksums import checksums_of_file
 from ckptool.sources.files import open_source
-from ckptool.sources.source import BytesSource, Meter, Source
+from ckptool.sources.source import BytesSource, Meter
 from ckptool.tensors.payloads import Payload, StoragePayload, have_same_bytes
 from ckptool.tensors.pieces import PiecesSource
 from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
@@ -50,47 +49,18 @@ def reading_back(path: str | None, hint: str) -> Iterator[None]:
         raise OutputFailed(what, kind="verification-failed", path=path, hint=hint) from error
 
 
-class ReadBack(Closing):
-    """
-    Every byte of a file that is written, read again after it was handed to the system. Used in a ``with`` block.
-
-    Threads read large payloads beside the writing of what follows, as far as they were told that it has come; all else
-    is read when the file is complete. The bytes come from the system, which may have them in memory still: that the
-    disk took them is what its ``sync`` says.
-    """
-
-    def __init__(self, path: str, limits: Limits, meter: Meter) -> None:
-        self._path = path
-        self._limits = limits
-        self._meter = meter
-        self._opened = ExitStack()
-        self._large = LargeRanges(self._open)
-        self.add = self._large.add
-        """Told where a payload is to be, in order."""
-        self.reached = self._large.reached
-        """Told how many bytes the file has so far."""
-
-    def compare(self, written: Written) -> None:
-        """Compare a file, which is complete, with what was written; raise OutputFailed if a byte is another."""
-        source = self._open()
+def compare_bytes(path: str, written: Written, limits: Limits, meter: Meter) -> None:
+    """Read every byte of a file back, and raise OutputFailed unless the checksums are those of ``written``."""
+    source, _ = open_source(path, limits.cancellation)
+    with closing(source):
         source.prefetch([(0, source.nbytes)])
         ranges = list(zip(written.starts, written.ends, strict=True))
-        found, rest = checksums_of_file(source, ranges, self._meter, begun=self._large)
-        for (start, end), one, other in zip(ranges, found, written.checksums, strict=True):
-            if one != other:
-                raise _failed(f"its bytes {start:,} to {end:,} were not written as they were read")
-        if rest != written.rest:
-            raise _failed("what is between its tensors is not what was written")
-
-    def _open(self) -> Source:
-        source, _ = open_source(self._path, self._limits.cancellation)
-        self._opened.callback(source.close)
-        return source
-
-    def close(self) -> None:
-        """End the threads, and close what they read."""
-        self._large.close()
-        self._opened.close()
+        found, rest = checksums_of_file(source, ranges, meter)
+    for (start, end), one, other in zip(ranges, found, written.checksums, strict=True):
+        if one != other:
+            raise _failed(f"its bytes {start:,} to {end:,} were not written as they were read")
+    if rest != written.rest:
+        raise _failed("what is between its tensors is not what was written")
 
 
 OffsetOf: TypeAlias = Callable[[StorageRef], int | None]

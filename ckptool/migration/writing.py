@@ -1,9 +1,9 @@
 """
 Carry out a plan of any form: write its files, read them back, compare them, and publish the result.
 
-Each file is filled, and meanwhile put on the disk and read back, byte for byte; other processes may do that. When all
-files are complete, the result is opened as any checkpoint is, and its tensors are compared with the plan. Only then
-does it get its name. A single file is a folder of one; a clone shares the source's bytes, except those of an edit.
+Each file is filled, put on the disk, and read back, byte for byte; other processes may do that. When all files are
+complete, the result is opened as any checkpoint is, and its tensors are compared with the plan. Only then does it get
+its name. A single file is a folder of one; a clone shares the source's bytes, except those of an edit.
 
 Where a file holds the bytes of a large payload unchanged, threads copy it: each takes a run of bytes, reads it,
 computes its CRC-32 and writes it to its position. Everything else goes in order through one thread. Calls that copy in
@@ -33,9 +33,9 @@ from ckptool.migration.output.opening import Sink, SinkFile
 from ckptool.migration.plan import OutFile, Plan
 from ckptool.migration.verify import (
     OffsetOf,
-    ReadBack,
     Written,
     among,
+    compare_bytes,
     compare_tensors,
     compare_values,
     expected_tensors,
@@ -123,27 +123,23 @@ class Writing:
         ``about`` is the path that errors of reading back name.
         """
         output.reserve(file.nbytes)
-        path = output.reading_path()
-        with ExitStack() as opened:
-            back = None if self.limits is None else opened.enter_context(ReadBack(path, self.limits, self.meter))
-            if isinstance(output, Output):  # an object far away can be read once it is complete
-                output.begin(syncs=syncs, reached=None if back is None else back.reached)
-            written = self._fill(file, output, back)
-            self.checkpoint.check_unchanged()
-            if output.nbytes != file.nbytes and not self.plan.builds_model:
-                what = f"{output.nbytes:,} bytes were written, and {file.nbytes:,} were planned"
-                raise OutputFailed(what, kind="verification-failed", path=about)
-            if syncs:
-                output.sync()
-            if back is not None:
-                with self._reading_back(about):
-                    if written is not None:
-                        back.compare(written)
-                    if file.reader is not None and not is_remote(path) and (other := file.reader(path)):
-                        self.readers[other] = None
+        written = self._fill(file, output)
+        self.checkpoint.check_unchanged()
+        if output.nbytes != file.nbytes and not self.plan.builds_model:
+            what = f"{output.nbytes:,} bytes were written, and {file.nbytes:,} were planned"
+            raise OutputFailed(what, kind="verification-failed", path=about)
+        if syncs:
+            output.sync()
+        if self.limits is not None:
+            path = output.reading_path()
+            with self._reading_back(about):
+                if written is not None:
+                    compare_bytes(path, written, self.limits, self.meter)
+                if file.reader is not None and not is_remote(path) and (other := file.reader(path)):
+                    self.readers[other] = None
         return written.starts if written is not None else array("Q")
 
-    def _fill(self, file: OutFile, output: SinkFile, back: ReadBack | None) -> Written | None:
+    def _fill(self, file: OutFile, output: SinkFile) -> Written | None:
         """Write a file, and return what was written; None for a clone, or a model that torch saves."""
         if file.base is not None:
             assert isinstance(output, Output)  # nothing else is planned so
@@ -158,7 +154,7 @@ class Writing:
             path = output.reading_path()
             save_model(str(self.changes.model), self.changes.model_arguments, self.plan.weights.tensors, path)
             return None
-        return fill(file, output, back)
+        return fill(file, output, checksums=self.limits is not None)
 
     def _compare(self, sink: Sink, starts: array[int]) -> None:
         """Open what was written, and compare it with the plan."""
@@ -213,24 +209,22 @@ Elsewhere: TypeAlias = Callable[[Writing, Any], Iterable[int]]
 """Has the files that have payloads written by others, and returns the offsets of the payloads."""
 
 
-def fill(file: OutFile, output: SinkFile, back: ReadBack | None) -> Written:
+def fill(file: OutFile, output: SinkFile, *, checksums: bool = True) -> Written:
     """
     Write the content of a file; return the offsets of its payloads, with the CRC-32 of what was read for each.
 
-    Those that the source has of large payloads are taken over. Where it is not to be read ``back``, they are compared
-    with nothing, and others are 0 where no content needs them.
+    Those that the source has of large payloads are taken over. Without ``checksums``, others are 0 where no content
+    needs them.
     """
     starts, ends, found = array("Q"), array("Q"), array("Q")
     rest = 0
-    with Transfer(output, checksums=back is not None) as transfer:
+    with Transfer(output, checksums=checksums) as transfer:
         for part in file.content(found):
             if isinstance(part, bytes):
                 rest = crc32(part, rest)
                 output.write(part)
             else:
                 starts.append(output.position)
-                if back is not None:
-                    back.add(output.position, output.position + part.nbytes)
                 found.append(transfer.send(part, checksum=file.needs_checksums))
                 ends.append(output.position)
     output.flush()

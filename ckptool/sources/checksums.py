@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 from zlib import crc32
 
 from ckptool.cancellation import Cancellation, steps
-from ckptool.closing import Closing
 from ckptool.sources.files import FileSource, file_under
 from ckptool.sources.source import SILENT, Meter, ReadAhead, Source
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
 
 Take: TypeAlias = Callable[[int, memoryview], None]
@@ -137,59 +137,21 @@ def _checksums_in_order(
     return found, outside
 
 
-class LargeRanges(Closing):
-    """CRC-32 checksums of the large ranges of a source, run by run, in threads. To be used in a ``with`` block."""
-
-    def __init__(self, open_source: Callable[[], Source]) -> None:
-        self._open = open_source
-        self._pool: ThreadPoolExecutor | None = None
-        self._source: Future[Source] | None = None
-        self._waiting: deque[tuple[int, int]] = deque()
-        self._begun: deque[Future[int]] = deque()
-
-    def add(self, start: int, stop: int) -> None:
-        """Add a range, unless it is small."""
-        if stop - start >= WORTH_A_THREAD:
-            self._waiting += runs(start, stop)
-
-    def reached(self, position: int) -> None:
-        """Start all runs that end at or before a position, up to which the source has its bytes."""
-        while self._waiting and self._waiting[0][1] <= position:
-            if self._pool is None or self._source is None:
-                self._pool = threads()
-                self._source = self._pool.submit(self._open)  # next_run() raises its errors, not this call
-            self._begun.append(self._pool.submit(_checksum_of_opened, self._source, *self._waiting.popleft()))
-
-    def next_run(self) -> int:
-        """Wait for the checksum of the next run, and return it."""
-        return self._begun.popleft().result()
-
-    def close(self) -> None:
-        """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
 def checksums_of_file(
-    source: Source,
-    ranges: Sequence[tuple[int, int]],
-    meter: Meter = SILENT,
-    watch: Take | None = None,
-    begun: LargeRanges | None = None,
+    source: Source, ranges: Sequence[tuple[int, int]], meter: Meter = SILENT, watch: Take | None = None
 ) -> tuple[list[int], int]:
     """
     Return the CRC-32 of each range, and one of all bytes outside of them joined together.
 
     The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
-    the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece. ``begun`` has
-    the large ranges, if some of their checksums were started before.
+    the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece.
     """
     if watch is not None:
         return _checksums_in_order(source, ranges, meter, watch)
-    with begun or LargeRanges(lambda: source) as large:
-        for bounds in ranges if begun is None else ():
-            large.add(*bounds)
-        large.reached(ranges[-1][1] if ranges else 0)
+    large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= WORTH_A_THREAD]
+    with threads() if large else nullcontext() as pool:
+        work = chain.from_iterable(runs(*bounds) for bounds in large)
+        computed = pool.map(lambda run: _checksum_of_run(source, *run), work) if pool else iter(())
         ahead = ReadAhead(source)
         found: list[int] = []
         outside = position = 0
@@ -198,17 +160,13 @@ def checksums_of_file(
             if stop - start >= WORTH_A_THREAD:
                 checksum = 0
                 for begin, end in runs(start, stop):
-                    checksum = joined_crc32(checksum, large.next_run(), end - begin)
+                    checksum = joined_crc32(checksum, next(computed), end - begin)
                     meter.read(end - begin)
             else:
                 checksum = _checksum_ahead(ahead, start, stop, 0, meter)
             found.append(checksum)
             position = stop
     return found, _checksum_ahead(ahead, position, source.nbytes, outside, meter)
-
-
-def _checksum_of_opened(source: Future[Source], start: int, stop: int) -> int:
-    return _checksum_of_run(source.result(), start, stop)
 
 
 def _checksum_of_run(source: Source, start: int, stop: int) -> int:

@@ -776,21 +776,6 @@ def test_a_large_tensor_that_is_not_kept(folder: Path, monkeypatch: pytest.Monke
 # A system that refuses
 
 
-def test_a_disk_that_fails_on_the_way_and_not_at_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "source.pth").write_bytes(checkpoint(3 << 20))
-    sync, failures = system.sync, [OSError(errno.EIO, "Input/output error")]  # which a system says once
-
-    def failing(fd: int) -> None:
-        if failures:
-            raise failures.pop()
-        sync(fd)
-
-    monkeypatch.setattr("ckptool.migration.output._SYNCED_NBYTES", 1 << 20)
-    monkeypatch.setattr(system, "sync", failing)
-
-    refused(folder / "source.pth", folder / "out.pth", kind="output-failed")
-
-
 CALLS = ("open", "write", "link", "replace", "rename", "fsync", "fchmod", "statvfs", "pwrite", "close")
 CALLS += ("lstat", "stat", "fstat", "listdir", "pread", "preadv", "kill")
 

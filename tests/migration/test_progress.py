@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,7 @@ import pytest
 import torch
 
 import ckptool
-from ckptool import Cancellation, Cancelled, Limits, system
-from ckptool.migration import output
-from ckptool.migration import verify as verifying
+from ckptool import Cancellation, Cancelled, Limits
 from tests.each import each
 
 TARGETS: list[tuple[str, dict[str, Any]]] = [
@@ -51,37 +47,6 @@ def test_progress_grows_to_the_size_of_what_is_written_and_read_back(
         assert back == sorted(back)
         assert {total for _, total in back} == ({report.nbytes} if verify else set())
         assert not verify or back[-1][0] > 0.99 * report.nbytes
-
-
-@each("target", ["out.pth", "out.safetensors"])
-def test_large_tensors_are_read_back_and_synced_beside_the_writing_of_others(
-    source: Path, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    begun: dict[str, int] = {}
-    open_source, sync = verifying.open_source, system.sync
-
-    def noting(what: str, do: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
-            begun.setdefault(what, written[-1])
-            return do(*arguments)
-
-        return noted
-
-    monkeypatch.setattr(verifying, "open_source", noting("read", open_source))
-    monkeypatch.setattr(system, "sync", noting("sync", sync))
-    monkeypatch.setattr(output, "_SYNCED_NBYTES", 1 << 20)
-
-    def progress(done: int, _: int) -> None:
-        written.append(done)
-        time.sleep(0.02)  # else all may be written before a thread begins
-
-    report = ckptool.migrate(source, tmp_path / target, progress=progress)
-
-    assert report.verified
-    assert report.nbytes is not None
-    assert begun.keys() == {"read", "sync"}
-    assert all(done < report.nbytes - (1 << 20) for done in begun.values())
 
 
 @each(("target", "options"), TARGETS)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPACE = "Free some space, or write to another disk."
 _WAITING_NBYTES = 1 << 20
-_SYNCED_NBYTES = 1 << 28
-"""What is left in the system's memory on the way, before the disk is to have it."""
 
 
 class Output(Closing):
@@ -60,10 +58,7 @@ class Output(Closing):
     ) -> None:
         self._fd = -1
         self._temporary: str | None = None
-        self._syncs = False
-        self._syncing: list[Future[None]] = []
-        self._synced = 0
-        self._reached: Callable[[int], None] | None = None
+        self._syncing: Future[None] | None = None
         self.path = real_path(path)
         self._shown = shown or self.path
         self._force = force
@@ -82,13 +77,6 @@ class Output(Closing):
         self._refuse_what_is_there()
         parts.remove_orphans(self._folder, os.path.basename(self.path))
         self._open()
-
-    def begin(self, *, syncs: bool, reached: Callable[[int], None] | None) -> None:
-        """
-        Say how it is to be written: whether to the disk on the way, for little to be left for ``sync``, and who is told
-        how many bytes of it can be read.
-        """
-        self._syncs, self._reached = syncs, reached
 
     def file(self, name: str) -> Output:  # noqa: ARG002 - it has one file
         """Return itself: it has one file."""
@@ -141,11 +129,6 @@ class Output(Closing):
     def _tell(self) -> None:
         if self._progress is not None:
             self._progress(self._written, self._expected or 0)
-        if self._reached is not None:
-            self._reached(self._written)
-        is_free = not self._syncing or self._syncing[-1].done()
-        if self._syncs and is_free and self._written - self._synced >= _SYNCED_NBYTES:
-            self.sync()
 
     def leave(self, nbytes: int) -> int:
         """Leave a gap of ``nbytes`` bytes that ``fill`` will write, in any order, and return its offset."""
@@ -194,23 +177,23 @@ class Output(Closing):
 
     def sync(self) -> None:
         """
-        Begin to put on the disk what was written so far; ``publish`` waits for it.
+        Begin to put what was written on the disk; ``publish`` waits for it.
 
-        After a ``sync`` of all of it, the name never leads to an incomplete file, even if the power fails.
+        After that, the name never leads to an incomplete file, even if the power fails. Reading back meanwhile
+        hides nearly all of the time that it takes.
         """
         from concurrent.futures import ThreadPoolExecutor  # slow to import, and a plan needs none
 
         pool = ThreadPoolExecutor(1)
-        self._synced = self._written
-        self._syncing.append(pool.submit(system.sync, self._fd))
+        self._syncing = pool.submit(system.sync, self._fd)
         pool.shutdown(wait=False)
 
     def publish(self) -> None:
         """Give the file its name, in one step. Before it replaces an old file, it is on the disk, ``sync`` or not."""
         self.flush()
         try:
-            for one in self._syncing:
-                one.result()
+            if self._syncing is not None:
+                self._syncing.result()
             if not (self._force and os.path.lexists(self.path)):
                 try:
                     system.give_name(self._fd, self._temporary, self.path)
@@ -234,8 +217,8 @@ class Output(Closing):
 
     def close(self) -> None:
         """Close the file, and remove it if it has no name yet."""
-        for one in self._syncing:
-            one.exception()  # waits for it: it uses the descriptor
+        if self._syncing is not None:
+            self._syncing.exception()  # waits for it: it uses the descriptor
         fd, self._fd = self._fd, -1
         temporary, self._temporary = self._temporary, None
         try:
