@@ -151,7 +151,7 @@ def policy_of(options: Mapping[str, Any]) -> Policy | None:
 @remote_options
 def check(files: tuple[str, ...], **options: Any) -> None:
     """
-    Return whether checkpoints are whole and safe, and will load.
+    Say whether checkpoints are whole and safe, and will load.
 
     Nothing in them runs. Each finding has a line, with what to do about it below. The verdict says how much was looked
     at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,

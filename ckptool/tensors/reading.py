@@ -289,13 +289,13 @@ def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memo
         copy_box(piece, target, at, dims, itemsize)
         return
     axis = max(range(len(dims)), key=lambda axis: dims[axis][1])
-    size, step, to = dims.pop(axis)
+    (size, step, to), others = dims[axis], dims[:axis] + dims[axis + 1 :]
     within, apart = span - itemsize * (size - 1) * step, itemsize * step
     rows = 1
     if under is not None and within <= PIECE_NBYTES and apart - within <= _APART_NBYTES:
         rows += (PIECE_NBYTES - within) // apart
     for index in range(0, size, rows):
-        part = [*dims, (min(rows, size - index), step, to)]
+        part = [*others, (min(rows, size - index), step, to)] if rows > 1 else others
         _gather(source, offset + index * apart, part, itemsize, target, at + index * to)
 
 

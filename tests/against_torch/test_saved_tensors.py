@@ -6,12 +6,14 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import ckptool
 from ckptool import UnsupportedFeature, open_checkpoint
 from tests.against_torch import oracle
 from tests.against_torch.oracle import saved
@@ -317,3 +319,15 @@ def _read(info: Any) -> bytes:
     from ckptool import LazyTensor
 
     return LazyTensor("part", info).read()
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride"), [((3, 300_000), (1 << 20, 1)), ((2, 700_000), (1, 2)), ((2, 2, 90_000), (9, 1 << 20, 3))]
+)
+def test_a_view_whose_rows_are_long_and_far_apart(
+    shape: tuple[int, ...], stride: tuple[int, ...], tmp_path: Path
+) -> None:
+    view = torch.arange(3 << 20, dtype=torch.float32).as_strided(shape, stride)
+    torch.save({"w": view}, tmp_path / "a.pth")
+    with ckptool.open_checkpoint(tmp_path / "a.pth") as checkpoint:
+        assert checkpoint.tensors["w"].read() == view.contiguous().numpy().tobytes()

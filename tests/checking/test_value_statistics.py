@@ -65,7 +65,7 @@ def test_no_threads_wait_for_each_other_in_a_loop(tmp_path: Path, verb: str) -> 
 
     invoke([verb, str(tmp_path / "a.pth"), *options])
 
-    assert time.process_time() - started < 1.3 * (time.thread_time() - own)
+    assert time.process_time() - started < 1.3 * (time.thread_time() - own) + 0.1  # tenfold before, and more
 
 
 def test_every_type_is_as_its_float64_reference(tmp_path: Path) -> None:
