@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckptool import CkptoolError, MalformedFile, SourceChanged, check, migrate, system
-from ckptool.errors import OutputFailed
+from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.migration import output as outputs
 from ckptool.migration import torch_plan
 from ckptool.migration.output import Output
@@ -771,6 +771,14 @@ def test_a_large_tensor_that_is_not_kept(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Output, *(("fill", flipped) if how == "byte" else ("sync", cut)))
 
     refused(folder / "source.pth", folder / target, kind="verification-failed")
+
+
+def test_a_large_tensor_that_its_source_has_damaged(folder: Path) -> None:
+    data = bytearray(checkpoint(3 << 20))
+    data[len(data) // 2] ^= 1
+    (folder / "source.pth").write_bytes(data)
+    for target in ("out.pth", "out.safetensors"):
+        refused(folder / "source.pth", folder / target, match="is damaged", error=DamagedFile)
 
 
 # A system that refuses
