@@ -334,7 +334,8 @@ class Search:
             ends = range(part.start, min(part.stop, part.start + PADDING_NBYTES), _STEP)
             is_padding = not any(source.read(at, min(_STEP, part.stop - at)).strip(b"\0") for at in ends)
             if not is_padding or len(part) > PADDING_NBYTES:
-                self.miss(f"{record or 'the file'}: {_without_part(len(part), part.start)}")
+                what = f"{counted(len(part), 'byte')} at {part.start:,} with no part in its format"
+                self.miss(f"{record or 'the file'}: {what}")
 
     def as_tar(self, source: Source, where: Place = _FILE) -> None:
         """Search a tar that is read as something else, too: ``torch.load`` tries tars first."""
@@ -456,7 +457,8 @@ class Search:
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Search what follows the part that is loaded."""
         if compression_of(source.read(0, min(_HEAD, source.nbytes))) is not None:
-            self.miss(f"{record or 'the file'}: {_without_part(source.nbytes - at, at)}")
+            what = f"{counted(source.nbytes - at, 'byte')} at {at:,}, which not every loader unpacks or ignores"
+            self.miss(f"{record or 'the file'}: {what}")
         else:
             self.unused(source, [range(at, source.nbytes)], record)
         self._pickles(source, at, Place(record))
@@ -576,10 +578,6 @@ class Search:
             shown = verdict.shown() if shown is None else shown
             said = (verdict.name, shown, verdict.why)
             self.acts[key] = Act(verdict.grade, verdict.how, *said, where.record, offset, where.nested_at)
-
-
-def _without_part(nbytes: int, at: int) -> str:
-    return f"{counted(nbytes, 'byte')} at {at:,} with no part in its format"
 
 
 def _byte(record: str, at: int) -> str:
