@@ -123,6 +123,18 @@ def test_loading_fetches_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert of_share < 1.2 * (4 << 20)
 
 
+@pytest.mark.parametrize(("numel", "part_nbytes"), [(1 << 13, 1 << 14), (1 << 14, 1 << 15)])
+def test_a_zip_of_tensors_larger_than_a_part_is_fetched_once(
+    numel: int, part_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that was fetched with the index, or too early, does not make those ahead of it seem to be read."""
+    monkeypatch.setattr(parts, "PART_NBYTES", part_nbytes)
+    data = zipped(tensors(288, numel))
+    with serving({"/x": data}) as server:
+        assert len(load(f"{server.url}/x")) == 288
+        assert server.sent < 1.01 * len(data)
+
+
 @pytest.mark.parametrize("save", [zipped, legacy, save_safetensors])
 def test_payloads_are_those_that_were_saved(save: Callable[[dict[str, torch.Tensor]], bytes]) -> None:
     wanted = tensors(200, NUMEL)

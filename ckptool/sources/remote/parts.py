@@ -8,6 +8,7 @@ space for the next.
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -28,6 +29,8 @@ LEAST_NBYTES: Final = 128 << 10
 _NEAR: Final = 64 << 10
 _LAG: Final = 4
 """How many parts before the newest one read are kept: threads do not read quite in order."""
+_AHEAD: Final = sys.maxsize
+"""The number of a part that was there before it was announced, until it is read."""
 _IDLE_NBYTES: Final = 4 << 20
 """Bytes that are kept when nothing more is planned."""
 Range: TypeAlias = tuple[int, int]
@@ -195,6 +198,11 @@ class Parts:
             self._newest = self._count
             wanted = merged(ranges, _NEAR)
             self._plan = deque(without(wanted, [(one.start, one.stop) for one in self._parts]))
+            # What is here is not fetched again. Dropped as passed, it would be fetched last, and all that was fetched
+            # before it would seem to be passed as well.
+            for one in self._parts:
+                if any(start < one.stop and one.start < stop for start, stop in wanted):
+                    one.number = _AHEAD
 
     def want(self, start: int, stop: int, around: int) -> None:
         """Start to fetch a range that is read now, with ``around`` bytes on each side, unless there or planned."""
@@ -211,10 +219,15 @@ class Parts:
             self._refuse_closed()
             found = self._find(position)
             if found is None:
-                if not self._turn_to(position):
+                is_planned = self._turn_to(position)
+                if not is_planned:
                     self._add_to_plan(position, position + 1)
                 self._has_room(PART_NBYTES)  # drops what it can; this part is fetched in any case
                 found = self._begin_next()
+                if not is_planned:  # one step on: parts that were fetched ahead are not passed by it
+                    found.number = self._newest + 1
+            if found.number == _AHEAD:
+                found.number = self._newest
             if found.number > self._newest:
                 self._newest = found.number
                 self._fetchers.use(self)
