@@ -110,13 +110,13 @@ _MEANT = {
 
 
 def _numpy(tensor: LazyTensor, limits: Limits) -> Any:
-    from ckptool.torch_ops.values import as_numpy
+    from ckptool.torch_ops.statistics import as_numpy
 
     return as_numpy(tensor, limits)
 
 
 def _torch(tensor: LazyTensor) -> Any:
-    from ckptool.torch_ops.packages import needed
+    from ckptool.torch_ops import needed
 
     needed()
     from ckptool.loading.memory.assembly import as_torch
@@ -149,7 +149,7 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(": ".join([f"module {__name__!r} has no attribute {name!r}", *meant]))
         return found
     if module.startswith(_MADE_OF_TORCH):
-        import_module("ckptool.torch_ops.packages").needed()
+        import_module("ckptool.torch_ops").needed()
     return getattr(import_module(module), name)
 
 

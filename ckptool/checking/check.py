@@ -287,7 +287,7 @@ def check(
 
         devices = [device_there(one) for one in devices]
     if values:
-        from ckptool.torch_ops.packages import check_installed
+        from ckptool.torch_ops import check_installed
 
         check_installed()  # before any byte is read
     expected = _expected(like, model, model_arguments or {}, limits)

@@ -41,8 +41,7 @@ from ckptool.sources.files import Origin, file_under
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity, with_parts
-from ckptool.torch_ops.statistics import Statistics, Tally
-from ckptool.torch_ops.values import ValueFacts
+from ckptool.torch_ops.statistics import Statistics, Tally, ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _NEARLY_ALL: Final = 0.9

@@ -117,7 +117,7 @@ def fixtures(folder: Path, *, device: str, verbose: bool) -> None:
     Writes the state_dict, the whole model, a training checkpoint, an average of the weights and two common mistakes,
     each as a zip and in the format from before PyTorch 1.6; on CUDA also in each wrapper.
     """
-    from ckptool.torch_ops.packages import needed
+    from ckptool.torch_ops import needed
 
     needed(requirement='"ckptool[train]"')
     from ckptool.reference.command import write_fixtures

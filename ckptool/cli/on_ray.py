@@ -21,7 +21,7 @@ from ckptool.cli.options import LOCAL
 from ckptool.cli.pool import Batch, Event, Lost, Pool, Work
 from ckptool.errors import CkptoolError, first_line
 from ckptool.sources.checksums import processors
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 
 if TYPE_CHECKING:
     from typing_extensions import Self

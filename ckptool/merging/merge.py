@@ -25,7 +25,7 @@ from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Progress
-from ckptool.torch_ops.packages import check_installed
+from ckptool.torch_ops import check_installed
 
 if sys.version_info >= (3, 11):
     from typing import Unpack

@@ -30,8 +30,8 @@ from ckptool.pickles.reader import gc_paused
 from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Meter, Progress
 from ckptool.tensors.tensor import storages_nbytes
+from ckptool.torch_ops import check_installed
 from ckptool.torch_ops.devices import device_tag
-from ckptool.torch_ops.packages import check_installed
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint

@@ -19,7 +19,7 @@ from ckptool.recipes.apply import Applied, Made, Move, put_together
 from ckptool.recipes.moves import concatenated, plain, settled, stacked
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import row_major
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 
 if TYPE_CHECKING:
     from ckptool.torch_ops.tracing import View

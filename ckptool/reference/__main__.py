@@ -7,7 +7,7 @@ import sys
 import click
 
 from ckptool.errors import MissingPackage
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 
 if __name__ == "__main__":
     try:

@@ -38,7 +38,7 @@ from ckptool.reference.trainer import (
     train,
 )
 from ckptool.torch_ops import devices as torch_devices
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -21,8 +21,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckptool.errors import CkptoolError, FileUnavailable
+from ckptool.torch_ops import needed
 from ckptool.torch_ops.devices import Device, DeviceReport
-from ckptool.torch_ops.packages import needed
 
 if TYPE_CHECKING:
     import argparse

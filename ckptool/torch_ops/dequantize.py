@@ -16,11 +16,13 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptool.errors import MalformedFile, MigrationRefused
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = needed()  # the error says how to get it
 
 Parts: TypeAlias = "Mapping[str, torch.Tensor]"
 Facts: TypeAlias = "Mapping[str, Any]"
@@ -43,8 +45,6 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
     Raises:
         MigrationRefused: Finite values are too large for the type, and ``saturate`` is False.
     """
-    import torch
-
     target = getattr(torch, dtype)
     largest = torch.finfo(target).max
     for one in values:
@@ -62,15 +62,11 @@ def packed(values: Values, dtype: str, name: str, *, saturate: bool) -> Iterator
 
 def transposed(values: Values, columns: int) -> Values:
     """Yield the transpose of a matrix with so many columns; all of it is in memory."""
-    import torch
-
     yield torch.cat([one.reshape(-1) for one in values]).reshape(-1, columns).T
 
 
 def plain(parts: Parts, facts: Facts) -> Values:
     """Yield floats or integers times the scale of the tensor, of their row, or of their block."""
-    import torch
-
     values = parts["values"]
     flat = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
     zero = parts["zero"].float() if "zero" in parts else None
@@ -100,8 +96,6 @@ def packed_columns(parts: Parts, facts: Facts) -> Values:
 
 def packed_floats(parts: Parts, facts: Facts) -> Values:
     """Yield floats of 4 or 6 bits, the lower bits first (MXFP4, MXFP6; NVFP4, whose scales have one, too)."""
-    import torch
-
     bits = facts["bits"]
     table = torch.tensor(_FP4 if bits == 4 else (*_FP6, *(-one for one in _FP6)))
     values = parts["values"].view(torch.uint8)
@@ -126,8 +120,6 @@ def packed_floats(parts: Parts, facts: Facts) -> Values:
 
 def experts(parts: Parts, facts: Facts) -> Values:
     """Yield blocks of floats of 4 bits of several matrices, each transposed (MXFP4 of gpt-oss)."""
-    import torch
-
     table = torch.tensor(_FP4)
     for blocks, scales in zip(parts["values"], parts["scale"], strict=True):
         flat = blocks.reshape(len(blocks), -1).T
@@ -141,8 +133,6 @@ def experts(parts: Parts, facts: Facts) -> Values:
 
 def four_bits(parts: Parts, facts: Facts) -> Values:
     """Yield numbers of a table by codes of 4 bits, upper bits first, times the largest of a block (bitsandbytes)."""
-    import torch
-
     data, table, largest = parts["values"].reshape(-1).view(torch.uint8), parts["table"].float(), parts["scale"]
     if "inner_scale" in parts:
         inner = _looked_up(parts["inner_table"].float(), largest)
@@ -170,8 +160,6 @@ def eight_bits(parts: Parts, _: Facts) -> Values:
 
 def along_inputs(parts: Parts, facts: Facts) -> Values:
     """Yield integers that are packed along the inputs; the matrix is transposed, its zero points packed (GPTQ)."""
-    import torch
-
     bits, words = facts["bits"], parts["values"].T.contiguous()
     outputs, inputs = len(words), facts["columns"]
     scale = parts["scale"].T.contiguous()
@@ -189,8 +177,6 @@ def along_inputs(parts: Parts, facts: Facts) -> Values:
 
 def along_outputs(parts: Parts, facts: Facts) -> Values:
     """Yield integers that are packed along the outputs in an order of AWQ's own, transposed."""
-    import torch
-
     bits, many = facts["bits"], 32 // facts["bits"]
     shifts = torch.tensor(_AWQ_ORDER[bits], dtype=torch.int32)[:, None] * bits
     words = parts["values"].T.contiguous()
@@ -233,7 +219,6 @@ def _scaled(
     may be several matrices, one below the other, each of so many ``rows``, with so many ``scale_rows``. ``factors``
     converts scales to float32, in place of ``_factors``.
     """
-    needed()
     rows, columns = shape
     scale = scale.reshape(-1, scale.shape[-1]) if scale.ndim > 1 else scale.reshape(-1, 1)
     zero = zero.reshape(scale.shape) if zero is not None else None
@@ -276,8 +261,6 @@ def _steps(rows: int, columns: int, height: int = 1, block: int = 1, least: int 
 
 def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Return ``count`` numbers from each row of words of 32 bits: one stream of bits from the lowest one on."""
-    import torch
-
     if 32 % bits == 0:
         shifts = torch.arange(0, 32, bits, dtype=torch.int32)
         return ((words[:, :, None] >> shifts) & ((1 << bits) - 1)).reshape(len(words), -1)[:, :count]
@@ -312,8 +295,6 @@ def _looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def _factors(scale: torch.Tensor) -> torch.Tensor:
     """Return scales as float32; bytes are exponents of two, of which 255 is NaN."""
-    import torch
-
     if scale.dtype not in (torch.uint8, getattr(torch, "float8_e8m0fnu", None)):
         return scale.float()
     exponent = scale.view(torch.uint8).int()
@@ -322,7 +303,5 @@ def _factors(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(data: torch.Tensor, many: int) -> torch.Tensor:
-    import torch
-
     missing = -data.numel() % many
     return torch.cat((data, data.new_zeros(missing))) if missing else data

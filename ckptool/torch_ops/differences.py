@@ -17,7 +17,7 @@ from ckptool.errors import UnsupportedFeature
 from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
 from ckptool.tensors.reading import CODES, LazyTensor
 from ckptool.tensors.tensor import identity
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 from ckptool.torch_ops.statistics import as_float64, inner, or_none
 
 if TYPE_CHECKING:

@@ -12,11 +12,13 @@ from ctypes import string_at
 from typing import TYPE_CHECKING, Final
 
 from ckptool.tensors.reading import LazyTensor
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 from ckptool.torch_ops.values import BLOCK_NUMEL
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = needed()  # the error says how to get it
 
 _PIECE_NUMEL: Final = 1 << 20
 _TOGETHER: Final = 192
@@ -39,8 +41,6 @@ def add_low_rank(
     ``down`` is [rank, inputs, …], ``up`` [outputs, rank, …]. If ``is_turned``, the product is transposed. With a
     ``magnitude``, each row of the sum (or column, if ``is_turned``) gets this length (DoRA).
     """
-    import torch
-
     down, up = (one if one.dtype == torch.float64 else one.float() for one in (down, up))
     kernel = None
     if any(size > 1 for size in down.shape[2:]):
@@ -97,9 +97,6 @@ def bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
 
 def average(pieces: Sequence[bytes], types: Sequence[str], shares: Sequence[float]) -> bytes:
     """Return the sum of packed tensors, each times its share: made in float64, and rounded once to the first type."""
-    needed()
-    import torch
-
     given = zip(pieces, types, strict=True)
     blocks = [
         _pieces(torch.frombuffer(bytearray(one), dtype=getattr(torch, dtype)), BLOCK_NUMEL) for one, dtype in given

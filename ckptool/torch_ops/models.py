@@ -20,12 +20,14 @@ from ckptool.messages import as_path, counted, some
 from ckptool.names.matching import ANY_SHAPE, Shape
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
+from ckptool.torch_ops import needed
 from ckptool.torch_ops.differences import differ
-from ckptool.torch_ops.packages import needed
 from ckptool.torch_ops.values import lost_in_cast
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = needed()  # the error says how to get it
 
 _HINT: Final = (
     "Name it as package.module:Class, importable from the current folder, or as path/to/file.py:Class, with its "
@@ -51,9 +53,6 @@ def save_model(spec: str, arguments: Mapping[str, object], tensors: Mapping[str,
         MigrationRefused: The class cannot be imported or built, or its keys are not those of the tensors.
         MissingPackage: torch is not installed.
     """
-    needed()
-    import torch
-
     for tensor in tensors.values():
         if tensor.info.storage is None:
             tensor.read()  # raises: on the meta device there are no values
@@ -111,8 +110,6 @@ def refuse_mismatch(spec: str, tensors: Mapping[str, LazyTensor], places: Mappin
 
 def kind_mismatches(tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> list[str]:
     """Return why a model's tensors do not take those of a file with the same names, though their shapes fit."""
-    import torch
-
     pairs = {name: (tensors[name], place) for name, place in places.items() if name in tensors}
     real = {name: pair for name, pair in pairs.items() if not (torch.nn.parameter.is_lazy(pair[1]) or pair[1].is_meta)}
     reasons = ((name, why_unlike(one.info, place)) for name, (one, place) in real.items())
@@ -122,8 +119,6 @@ def kind_mismatches(tensors: Mapping[str, LazyTensor], places: Mapping[str, torc
 
 def why_unlike(info: TensorInfo, tensor: torch.Tensor) -> str | None:
     """Return why torch would refuse to copy a file's tensor into one of a model, or lose something in it."""
-    import torch
-
     theirs = "strided" if info.layout == "strided" and info.storage is not None else info.layout
     mine = str(tensor.qscheme() if tensor.is_quantized else tensor.layout).removeprefix("torch.")
     if info.layout == "strided" and info.storage is None:
@@ -140,8 +135,6 @@ def why_unlike(info: TensorInfo, tensor: torch.Tensor) -> str | None:
 
 def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) -> str | None:
     """Return a text about integer matrices, which seem quantised, for parameters of floats; None if there are none."""
-    import torch
-
     floats = (one for one, into in taken if isinstance(into, torch.nn.Parameter) and into.dtype.is_floating_point)
     codes = [one.name for one in floats if len(one.shape) > 1 and one.dtype in _CODES]
     what = f"{counted(len(codes), 'tensor')} of integers, as quantised weights are, for parameters of floats"
@@ -160,8 +153,6 @@ def ties_with_two_values(
 @contextmanager
 def _built(spec: str, arguments: Mapping[str, object]) -> Iterator[Any]:
     """Yield the model that the user names; within the block, its class can be found by name."""
-    import torch
-
     with ExitStack() as stack:
         try:
             model = stack.enter_context(user_class(spec))(**arguments)
@@ -186,22 +177,17 @@ def model_tensors(spec: str, arguments: Mapping[str, object]) -> dict[str, torch
         MigrationRefused: The class cannot be imported or built.
         MissingPackage: torch is not installed.
     """
-    needed()
     with _built(spec, arguments) as model:
         return _tensors(model)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    import torch
-
     own = model.state_dict(keep_vars=True)
     return {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
     """Return the shapes of a model's tensors; for lazy ones, which have none yet, one that is equal to all."""
-    import torch
-
     is_lazy = torch.nn.parameter.is_lazy
     return {name: ANY_SHAPE if is_lazy(value) else tuple(value.shape) for name, value in tensors.items()}
 

@@ -1,5 +1,5 @@
 """
-Statistics of packed elements of any type, in one pass, with numpy.
+Statistics of packed elements of any type, in one pass, with numpy; and elements as arrays of numpy.
 
 Strategy: every element is counted under the upper half of its bits as float32 (sign, exponent, 7 bits of fraction), of
 which there are 65,536. Types of 16 bits or less have no more values than that, so the counts give exact statistics.
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.tensors.dtypes import BY_NAME, DTYPES, FLOAT4
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+    from ckptool.limits import Limits
+    from ckptool.tensors.reading import LazyTensor
 
 BLOCKS: Final = 8
 _PATTERNS: Final = 1 << 16
@@ -57,6 +60,19 @@ class Statistics(NamedTuple):
     """The root of the sum of squares. It is None, as is the deviation, if float64 cannot hold it."""
     histogram: tuple[int, ...]
     """How many values are in each of eight equal parts of ``min`` to ``max``."""
+
+
+class ValueFacts(NamedTuple):
+    """Facts about the elements of a tensor. Counts are of elements."""
+
+    nan: int
+    infinite: int
+    all_zero: bool
+    only_minus_infinity_and_zero: bool
+    far: int = 0
+    """Elements a million deviations of all others away from zero, if they are one in a thousand or fewer."""
+    zeros: tuple[int, int] | None = None
+    """The first byte and the number of bytes of zeros, if all zeros are adjacent, and other values are there."""
 
 
 class Tally:
@@ -263,3 +279,19 @@ def _float(bits: int, exponent: int, fraction: int, bias: int, special: str) -> 
     if not power:
         return sign * math.ldexp(rest, 1 - bias - fraction)
     return sign * math.ldexp(rest + (1 << fraction), power - bias - fraction)
+
+
+def as_numpy(tensor: LazyTensor, limits: Limits) -> NDArray[Any]:
+    """Return a new array of a tensor's elements; see ``LazyTensor.numpy``."""
+    of_type = tensor.info.dtype
+    dtype = of_type.name
+    if not of_type.numpy or of_type.is_quantised or dtype == "complex32":
+        raise UnsupportedFeature(
+            f"tensor {tensor.name!r} is {dtype}, and numpy has no such type",
+            kind="no-such-dtype",
+            hint="Take it as a torch.Tensor with torch(), or its bytes with read().",
+        )
+    np = needed("numpy", "numpy", "numpy")
+    elements = np.frombuffer(bytearray(tensor.read(limits=limits)), np.dtype(dtype).newbyteorder("<"))
+    found: NDArray[Any] = elements.reshape(tensor.info.shape)
+    return found

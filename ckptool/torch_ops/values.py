@@ -1,24 +1,23 @@
 """
-Arithmetic on elements: casts to other types and what they lose, searches for NaN and other odd values, numpy arrays.
+Arithmetic on elements: casts to other types and what they lose, searches for NaN and other odd values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from ctypes import string_at
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptool.errors import UnsupportedFeature
 from ckptool.messages import MANY_ZEROED
 from ckptool.tensors.dtypes import DTYPES, FLOAT4, spelled
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
+from ckptool.torch_ops.statistics import ValueFacts
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
-
-    from ckptool.limits import Limits
-    from ckptool.tensors.reading import LazyTensor
+else:
+    torch = needed()  # the error says how to get it
 
 
 BLOCK_NUMEL: Final = (1 << 15) - 1
@@ -51,9 +50,6 @@ def cast(data: bytes, source: str, target: str) -> CastBytes:
 
     Finite values that ``target`` cannot hold become its largest, and are counted.
     """
-    needed()
-    import torch
-
     if not data:
         return CastBytes(b"", 0.0, 0)
     values = torch.frombuffer(bytearray(data), dtype=getattr(torch, source))
@@ -90,8 +86,6 @@ def narrows(own: torch.dtype, target: torch.dtype) -> bool:
 
     Of two floating types, only numbers that are too large count; if one is a type of integers, all that do not fit.
     """
-    import torch
-
     if own.is_complex and not target.is_complex:
         return True
     own, target = (one.to_real() if one.is_complex else one for one in (own, target))
@@ -113,15 +107,11 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 def _ends(dtype: torch.dtype) -> tuple[int, int]:
     """Return the least and the greatest number of a type of integers."""
-    import torch
-
     return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 def _flushes(own: torch.dtype, target: torch.dtype) -> bool:
     """Return whether a floating type has smaller normal numbers than another one, which may make them zero."""
-    import torch
-
     return torch.finfo(own).tiny < torch.finfo(target).tiny
 
 
@@ -145,8 +135,6 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
 
     Nothing is read if the type has the range of the values' own; else it takes one pass, and more if some do not fit.
     """
-    import torch
-
     if values.is_meta or not narrows(values.dtype, target):
         return Lost()
     values = elements_of(values)
@@ -177,8 +165,6 @@ def lost_in_cast(values: torch.Tensor, target: torch.dtype) -> Lost:
 
 def _zeroed(values: torch.Tensor, target: torch.dtype) -> float:
     """Return the share of the nonzero values that a type makes zero, 0 to 1."""
-    import torch
-
     nonzero = left = 0
     # On the CPU, small blocks keep the copies small; on a device, they are larger, as each is waited for.
     for one in _blocks(values) if values.device.type == "cpu" else torch.split(values, _LOOKED_AT):
@@ -189,8 +175,6 @@ def _zeroed(values: torch.Tensor, target: torch.dtype) -> float:
 
 def _is_other(values: torch.Tensor, made: torch.Tensor, target: torch.dtype) -> torch.Tensor:
     """Return for each float whether a cast, ``made``, has changed it by more than rounding."""
-    import torch
-
     is_other = values.isfinite() & ~made.isfinite()
     if target.itemsize == 1:  # some of these types have no infinities, and torch takes their largest; one has no signs
         limits = torch.finfo(target)
@@ -201,8 +185,6 @@ def _is_other(values: torch.Tensor, made: torch.Tensor, target: torch.dtype) -> 
 
 def elements_of(values: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor of any layout as a flat tensor."""
-    import torch
-
     if values.is_nested or values.layout is not torch.strided:
         values = values._values() if values.layout is torch.sparse_coo else values.values()
     return values.reshape(-1)
@@ -210,8 +192,6 @@ def elements_of(values: torch.Tensor) -> torch.Tensor:
 
 def _is_held(values: torch.Tensor, target: torch.dtype) -> torch.Tensor:
     """Return for each value whether a type has the same number; either type is one of integers."""
-    import torch
-
     own = values.dtype
     if own.is_complex:
         return values.imag == 0
@@ -230,19 +210,6 @@ def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return values.chunk(max(1, -(-values.numel() // BLOCK_NUMEL)))
 
 
-class ValueFacts(NamedTuple):
-    """Facts about the elements of a tensor. Counts are of elements."""
-
-    nan: int
-    infinite: int
-    all_zero: bool
-    only_minus_infinity_and_zero: bool
-    far: int = 0
-    """Elements a million deviations of all others away from zero, if they are one in a thousand or fewer."""
-    zeros: tuple[int, int] | None = None
-    """The first byte and the number of bytes of zeros, if all zeros are adjacent, and other values are there."""
-
-
 _FLOAT4_ZEROS = b"\x00\x08\x80\x88"
 """Two zeros of either sign; its other values are finite."""
 
@@ -254,9 +221,6 @@ def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
     Raises:
         UnsupportedFeature: This torch has no such type, or cannot compute with it.
     """
-    needed()
-    import torch
-
     if dtype == FLOAT4:  # torch has the type, and no operations for it
         return ValueFacts(0, 0, all(not piece.strip(_FLOAT4_ZEROS) for piece in pieces), False)
     of_type = getattr(torch, dtype, None)
@@ -274,8 +238,6 @@ def survey(pieces: Iterable[bytes], dtype: str) -> ValueFacts:
 
 def survey_values(pieces: Iterable[torch.Tensor]) -> ValueFacts:
     """Return the same facts of floating or complex elements, given as flat tensors on the CPU."""
-    import torch
-
     nan = infinite = far = zero = numel = 0
     only_masks = True
     first = last = -1
@@ -308,8 +270,6 @@ def survey_values(pieces: Iterable[torch.Tensor]) -> ValueFacts:
 
 def is_finite(values: torch.Tensor) -> bool:
     """Return whether no element of a flat tensor on the CPU is NaN or infinite; that is quicker than to count them."""
-    import torch
-
     if FLOAT4 in str(values.dtype):
         return True
     if values.dtype.itemsize == 1:
@@ -331,19 +291,3 @@ def _far(values: torch.Tensor, largest: float) -> int:
     count = int(is_remote.sum())
     zeros = len(values) - int(values.count_nonzero())
     return count if 1000 * count <= len(values) and 2 * zeros < len(values) else 0
-
-
-def as_numpy(tensor: LazyTensor, limits: Limits) -> NDArray[Any]:
-    """Return a new array of a tensor's elements; see ``LazyTensor.numpy``."""
-    of_type = tensor.info.dtype
-    dtype = of_type.name
-    if not of_type.numpy or of_type.is_quantised or dtype == "complex32":
-        raise UnsupportedFeature(
-            f"tensor {tensor.name!r} is {dtype}, and numpy has no such type",
-            kind="no-such-dtype",
-            hint="Take it as a torch.Tensor with torch(), or its bytes with read().",
-        )
-    np = needed("numpy", "numpy", "numpy")
-    elements = np.frombuffer(bytearray(tensor.read(limits=limits)), np.dtype(dtype).newbyteorder("<"))
-    found: NDArray[Any] = elements.reshape(tensor.info.shape)
-    return found

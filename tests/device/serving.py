@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.torch_ops.accelerators import Accelerator
+from ckptool.torch_ops.devices import Accelerator
 from tests.device.ground import CASES, Copies, LoadsApart, api, case, device, having, on_own_stream, saved
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckptool
-from ckptool.torch_ops.packages import needed
+from ckptool.torch_ops import needed
 from tests import build
 
 COMMAND = 'pip install "ckptool[torch]"'

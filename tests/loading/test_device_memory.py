@@ -24,7 +24,7 @@ from ckptool.loading.memory.host import HostMemory, buffer_of
 from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
-from ckptool.torch_ops.accelerators import Accelerator
+from ckptool.torch_ops.devices import Accelerator
 from tests.each import each
 from tests.fixture_set.forging import forged, mixed
 from tests.loading.late_device import LateDevice

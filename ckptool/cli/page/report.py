@@ -41,7 +41,7 @@ from ckptool.sources.paths import is_same_file
 from ckptool.sources.source import SILENT, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
-from ckptool.torch_ops.values import ValueFacts
+from ckptool.torch_ops.statistics import ValueFacts
 
 SCHEMA: Final = "ckptool.page/2"
 

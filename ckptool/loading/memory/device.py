@@ -18,7 +18,7 @@ from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.host import PIECE, Memory, Progress, Range, buffer_of
 from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.source import Source
-from ckptool.torch_ops.accelerators import Accelerator, accelerator
+from ckptool.torch_ops.devices import Accelerator, accelerator
 
 _BUFFERS = 6
 _READERS = 4

@@ -18,7 +18,7 @@ from ckptool.checkpoints.quantized import CASTABLE
 from ckptool.errors import OutOfMemory, UnsupportedFeature
 from ckptool.messages import MANY_ZEROED, show, zero_now
 from ckptool.tensors.dtypes import spelled
-from ckptool.torch_ops.accelerators import accelerator, accelerators
+from ckptool.torch_ops.devices import accelerator, accelerators
 from ckptool.torch_ops.values import Lost, lost_in_cast, narrows
 
 T = TypeVar("T")

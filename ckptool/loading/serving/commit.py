@@ -28,7 +28,7 @@ from ckptool.loading.memory.threads import (
     wait_for_all,
     wait_for_own,
 )
-from ckptool.torch_ops.accelerators import accelerator
+from ckptool.torch_ops.devices import accelerator
 
 
 def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mapping[str, torch.Tensor]) -> None:
