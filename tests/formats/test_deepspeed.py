@@ -453,7 +453,7 @@ def test_layers_of_tensor_parallel_ranks_are_listed(tmp_path: Path) -> None:
     refused(tmp_path, AmbiguousWeights, "2 tensor-parallel ranks", by=ckptool.load)
     assert ckptool.load(tmp_path, key="model_01")["0.weight"][0, 0] == 1
     pipeline(tmp_path, {1: {"weight": torch.ones(1)}}, "model_00-")
-    refused(tmp_path, FileUnavailable, "1 of 2 layers not there: 1 of tensor-parallel rank 1")
+    refused(tmp_path, FileUnavailable, "1 of 2 layers of tensor-parallel rank 1 not there: 1")
 
 
 def test_the_last_layers_of_a_pipeline_are_missed_by_their_parameters(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_the_last_layers_of_a_pipeline_are_missed_by_their_parameters(tmp_path: 
     torch.save(states, tmp_path / "mp_rank_00_model_states.pt")
     assert sorted(ckptool.load(tmp_path)) == ["0.weight", "1.weight"]
     (tmp_path / "layer_01-model_states.pt").unlink()
-    refused(tmp_path, FileUnavailable, "1 layer not there, of which the optimizer has parameters: 1")
+    refused(tmp_path, FileUnavailable, "1 of 2 layers of which the optimizer has parameters not there: 1")
 
 
 def test_settings_of_another_run_are_told_of(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats.directories import pointers
 from ckptool.formats.directories.deepspeed import TRAITS, Reader
-from ckptool.formats.directories.deepspeed.merged import state_dict
-from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates
+from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates, state_dict
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes

@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from posixpath import join
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
@@ -33,21 +34,28 @@ from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats import filenames
 from ckptool.formats.directories import pointers
 from ckptool.formats.directories.deepspeed import states
-from ckptool.formats.directories.deepspeed.merged import (
+from ckptool.formats.directories.deepspeed.states import (
     NARROW,
     Engine,
-    Partitions,
+    ModelStates,
+    OptimStates,
     optimizer,
     ordered_dict,
     state_dict,
     weights,
 )
-from ckptool.formats.directories.deepspeed.states import ModelStates, OptimStates
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree, of_larger_run
+from ckptool.formats.directories.side_by_side import (
+    ANOTHER_SAVE,
+    FolderTree,
+    TreeBuilder,
+    agree,
+    of_larger_run,
+    refuse_missing,
+)
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
+from ckptool.pickles.nodes import Dict, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import TensorInfo, is_size
 
@@ -98,16 +106,21 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     first = reader.model(files.models[ranks[0]][min(files.models[ranks[0]])])
     world = first.number("mp_world_size") or 1
     if missing := [rank for rank in range(world) if rank not in files.models]:
-        raise _missing_files(
-            inside, "files of model-parallel ranks", world, world - len(missing), f"Not there: {missing[:8]}."
-        )
-    found = _mixture(reader, files, first) if files.experts and len(ranks) == 1 else None
+        what, actual = "files of model-parallel ranks", world - len(missing)
+        raise _missing_files(inside, what, world, actual, f"Not there: {missing[:8]}.")
+    if len(ranks) == 1 and not files.experts:
+        engine, remarks = reader.engine(inside, files.models[0], files.optims.get(0, {}))
+        return _whole(reader, engine, remarks)
+    found = _mixture(reader, files, first) if len(ranks) == 1 else None
     if found is not None:
         return found
-    if len(ranks) > 1 or files.experts:
-        return _apart(reader, files)
-    engine, remarks = reader.engine(inside, files.models[0], files.optims.get(0, {}))
-    return _whole(reader, engine, remarks)
+    names = [path for of_rank in files.models.values() for path in of_rank.values()] + [*files.experts]
+    for name in names:
+        reader.open(name)
+    why = f"{len(files.models):,} model-parallel ranks, {_NOT_JOINED}"
+    if files.experts:
+        why = f"{counted(len(files.experts), 'file')} of experts beside the model, which are listed file by file"
+    return reader.side_by_side({path.rpartition("/")[2].removesuffix("_model_states.pt"): path for path in names}, why)
 
 
 class Files(NamedTuple):
@@ -118,7 +131,8 @@ class Files(NamedTuple):
     optims: dict[int, dict[int, str]]
     layers: dict[int, dict[int, str]]
     """By tensor-parallel rank, then by layer."""
-    experts: list[str]
+    experts: dict[str, tuple[int, int]]
+    """The number of the layer, among the layers with experts, and of the expert, by path."""
 
 
 def _find(folder: FolderSource, inside: str) -> Files:
@@ -128,27 +142,19 @@ def _find(folder: FolderSource, inside: str) -> Files:
     Raises:
         MalformedFile: Two files are of one rank.
     """
-    found = Files({}, {}, {}, [])
-    head = f"{inside}/" if inside else ""
+    found = Files({}, {}, {}, {})
+    of_ranks = (found.models, states.MODEL_FILE), (found.optims, states.OPTIM_FILE), (found.layers, states.LAYER_FILE)
     for name in folder.names(inside)[0]:
-        path = head + name
-        if match := states.MODEL_FILE.fullmatch(name):
-            _add(found.models, int(match[2]), int(match[1] or 0), path)
-        elif match := states.OPTIM_FILE.fullmatch(name):
-            _add(found.optims, int(match[2]), int(match[1]), path)
-        elif match := states.LAYER_FILE.fullmatch(name):
-            _add(found.layers, int(match[2] or 0), int(match[1]), path)
-        elif states.EXPERT_FILE.fullmatch(name):
-            found.experts.append(path)
+        path = join(inside, name)
+        if match := states.EXPERT_FILE.fullmatch(name):
+            found.experts[path] = int(match[1] or 0), int(match[2])
+        for kind, pattern in of_ranks:
+            if match := pattern.fullmatch(name):
+                other = kind.setdefault(int(match[2] or 0), {}).setdefault(int(match[1] or 0), path)
+                if other is not path:
+                    fact = f"{other!r} and {path!r} are of one rank"
+                    raise MalformedFile(fact, kind="mixed-saves", hint="Take away the one of another run.")
     return found
-
-
-def _add(kind: dict[int, dict[int, str]], outer: int, inner: int, path: str) -> None:
-    other = kind.setdefault(outer, {}).setdefault(inner, path)
-    if other is not path:
-        raise MalformedFile(
-            f"{other!r} and {path!r} are of one rank", kind="mixed-saves", hint="Take away the one of another run."
-        )
 
 
 class Reader(FolderTree):
@@ -157,10 +163,6 @@ class Reader(FolderTree):
     def model(self, name: str) -> ModelStates:
         """Return the content of a file of model states."""
         return ModelStates(name, self.open(name))
-
-    def optim(self, name: str) -> OptimStates:
-        """Return the content of a file of optimizer states."""
-        return OptimStates(name, self.open(name))
 
     def engine(self, inside: str, models: Mapping[int, str], optims: Mapping[int, str]) -> tuple[Engine, list[Remark]]:
         """
@@ -178,8 +180,8 @@ class Reader(FolderTree):
                 raise _missing_files(inside, "*_optim_states.pt", world, 0, "The values of the parameters are in them.")
             if model.groups is not None:
                 remarks.append(_without_masters(inside, model))
-            return Engine([model], [], None), remarks
-        first = self.optim(optims[min(optims)])
+            return Engine(self.folder, [model], []), remarks
+        first = OptimStates(optims[min(optims)], self.open(optims[min(optims)]))
         world = max(first.counts) if first.counts else max(optims) + 1
         missing = [rank for rank in range(world) if rank not in optims]
         if missing:
@@ -188,11 +190,13 @@ class Reader(FolderTree):
                 hint += f" The weights as the model computed with them are whole in {model.name!r}: open that file."
             raise _missing_files(inside, "*_optim_states.pt", world, world - len(missing), hint)
         said = model.number("dp_world_size")
-        if said is not None and said != world and not _shards_in_groups(model):
+        zero = nodes.item(model.field("ds_config"), "zero_optimization")
+        # MiCS partitions parameters among some of the ranks only: the others have copies.
+        if said is not None and said != world and nodes.item(zero, "mics_shard_size") is None:
             fact = f"{model.name!r} is of {counted(said, 'data-parallel rank')}, the optimizer is in {world:,} parts"
             raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
         extra = [optims[rank] for rank in sorted(optims) if rank >= world]
-        files = [self.optim(optims[rank]) for rank in range(world)]
+        files = [OptimStates(optims[rank], self.open(optims[rank])) for rank in range(world)]
         agree("releases of DeepSpeed", [(one.name, one.version) for one in (model, *files)])
         agree("stages of ZeRO", [(one.name, one.stage) for one in files])
         agree("numbers of partitions", [(one.name, one.counts or None) for one in files])
@@ -204,13 +208,15 @@ class Reader(FolderTree):
             agree("param_shapes", [(one.name, one.groups) for one in found])
             agree("steps", [(one.name, one.number("global_steps")) for one in found])
             if len(found) < world:
-                remarks.append(_without_models(models, world))
+                gone = [str(rank) for rank in range(world) if rank not in models]
+                what = f"{len(gone):,} of {counted(world, 'file')} *_model_states.pt not there: rank {some(gone)}"
+                remarks.append(Remark("CK157", what, "No trained weight is in them; frozen ones would be."))
         extra += [models[rank] for rank in sorted(models) if rank >= (world if first.of_stage_3 else 1)]
         if extra:
             remarks.append(of_larger_run(extra, world))
-        partitions = Partitions(self.folder, model, files)
-        remarks += _of_other_ranks(files, partitions)
-        return Engine(found, files, partitions), remarks
+        engine = Engine(self.folder, found, files)
+        remarks += _of_other_ranks(engine)
+        return engine, remarks
 
     def client(self, model: ModelStates, taken: Iterable[str]) -> Pairs:
         """Return the engine's state, and what the client added to it; a name that is ``taken`` gets a mark."""
@@ -242,12 +248,6 @@ def _is_partitioned(model: ModelStates) -> bool:
     return any(name in module and not module[name].numel and prod(shape) for name, shape in shapes)
 
 
-def _shards_in_groups(model: ModelStates) -> bool:
-    """Return whether parameters were partitioned among some of the ranks only, the others having copies (MiCS)."""
-    zero = nodes.item(model.field("ds_config"), "zero_optimization")
-    return nodes.item(zero, "mics_shard_size") is not None
-
-
 def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
     """Yield a remark on settings of the engine that differ in two files, which one process writes in turn."""
     one, other = model.settings, optim.settings
@@ -257,16 +257,17 @@ def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
         yield Remark("CK148", what, ANOTHER_SAVE)
 
 
-def _of_other_ranks(files: Sequence[OptimStates], partitions: Partitions) -> Iterator[Remark]:
+def _of_other_ranks(engine: Engine) -> Iterator[Remark]:
     """
     Compare the parameters that the file of each rank names with those in its place.
 
     Raises:
         MalformedFile: A file is that of another rank.
     """
+    files = engine.optims
     if any(one.slices is None for one in files):
         return
-    expected = [partitions.names_of(rank) for rank in range(len(files))]
+    expected = [engine.names_of(rank) for rank in range(len(files))]
     wrong = [rank for rank, one in enumerate(files) if one.slices != expected[rank]]
     for rank in wrong:
         other = next((one for one in range(len(files)) if files[rank].slices == expected[one]), None)
@@ -292,12 +293,6 @@ def _without_masters(inside: str, model: ModelStates) -> Remark:
     return Remark("CK159", f"{what}, rounded to {some(sorted(narrow))}", hint)
 
 
-def _without_models(models: Mapping[int, str], world: int) -> Remark:
-    missing = [str(rank) for rank in range(world) if rank not in models]
-    what = f"{len(missing):,} of {counted(world, 'file')} *_model_states.pt not there: rank {some(missing)}"
-    return Remark("CK157", what, "No trained weight is in them; frozen ones would be.")
-
-
 def _missing_files(inside: str, what: str, needed: int, actual: int, hint: str) -> FileUnavailable:
     fact = f"{needed - actual:,} of {needed:,} {what} not there" + (f", in {inside!r}" if inside else "")
     return FileUnavailable.of_set(fact, hint, needed, actual)
@@ -305,34 +300,21 @@ def _missing_files(inside: str, what: str, needed: int, actual: int, hint: str) 
 
 def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
     model = engine.models[0]
-    if engine.partitions is None:  # it is in one file
+    if not engine.optims:  # it is in one file
         return reader.parsed(reader.root_of(model.name))._replace(remarks=tuple(remarks))
-    tensors, absent = weights(reader.folder, engine)
-    own = state_dict(reader, tensors, model.field("module"), _entries(model))
-    root: PairList = [("", own)]
+    tensors, absent = weights(engine, reader.folder.cancellation)
+    bare = {path for path, _ in model.parsed.contents.extras}  # entries of ``module`` that hold no tensor
+    pairs = nodes.mapping_pairs(model.field("module")) or []
+    others = [(name, node) for name, node in pairs if type(name) is str and f"module.{name}" in bare]
+    root: PairList = [("", state_dict(reader, tensors, model.field("module"), others))]
     if not engine.of_stage_3:
         root.append(("module", reader.transplant(model.field("module"), model.rebuilder)))
-    root.append(("optimizer", optimizer(reader, engine, remarks)))
+    state, groups = optimizer(reader, engine, remarks)
+    first = engine.optims[0]
+    others = [(key, reader.transplant(value, first.rebuilder)) for key, value in first.others()]
+    root.append(("optimizer", Dict([("state", Dict(state)), ("param_groups", groups), *others])))
     root += reader.client(model, [key for key, _ in root])
     return reader.finished(root, remarks)._replace(absent=tuple(absent))
-
-
-def _entries(model: ModelStates) -> Pairs:
-    """Return the entries of ``module`` that are not tensors, and contain none."""
-    bare = {path for path, _ in model.parsed.contents.extras}
-    pairs = nodes.mapping_pairs(model.field("module")) or []
-    return [(name, node) for name, node in pairs if type(name) is str and f"module.{name}" in bare]
-
-
-def _apart(reader: Reader, files: Files) -> Parsed:
-    names = [path for ranks in files.models.values() for path in ranks.values()] + files.experts
-    for name in names:
-        reader.open(name)
-    if files.experts:
-        why = f"{counted(len(files.experts), 'file')} of experts beside the model, which are listed file by file"
-    else:
-        why = f"{len(files.models):,} model-parallel ranks, {_NOT_JOINED}"
-    return reader.side_by_side({path.rpartition("/")[2].removesuffix("_model_states.pt"): path for path in names}, why)
 
 
 def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
@@ -343,7 +325,7 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
         FileUnavailable: Files of experts are missing.
         MalformedFile: A file holds another expert than its name says, or a tensor that the model has already.
     """
-    numbers = {_expert(path): path for path in files.experts}
+    numbers = {number: path for path, number in files.experts.items()}
     _refuse_missing_experts(model, numbers)
     found = {number: reader.open(path) for number, path in sorted(numbers.items())}
     pairs = {number: nodes.mapping_pairs(parsed.root) or [] for number, parsed in found.items()}
@@ -365,13 +347,6 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
     return reader.parsed(Dict(root))._replace(remarks=(remark,) if files.optims else ())
 
 
-def _expert(path: str) -> tuple[int, int]:
-    """Return the number of the layer, among the layers with experts, and of the expert."""
-    match = states.EXPERT_FILE.fullmatch(path.rpartition("/")[2])
-    assert match is not None  # it was found so
-    return int(match[1] or 0), int(match[2])
-
-
 def _refuse_missing_experts(model: ModelStates, there: Mapping[tuple[int, int], str]) -> None:
     said = model.field("num_experts")
     counts = said if isinstance(said, list) and said and all(map(is_size, said)) else []
@@ -381,9 +356,8 @@ def _refuse_missing_experts(model: ModelStates, there: Mapping[tuple[int, int], 
     layers = range(len(counts) if len(counts) > 1 else 1 + max(layer for layer, _ in there))
     needed = [(layer, number) for layer in layers for number in range(counts[min(layer, len(counts) - 1)])]
     missing = [f"expert {number} of layer {layer}" for layer, number in needed if (layer, number) not in there]
-    if missing:
-        fact = f"{len(missing):,} of {counted(len(needed), 'file')} of experts not there: {some(missing)}"
-        raise FileUnavailable.of_set(fact, "Get the files of these experts.", len(needed), len(needed) - len(missing))
+    what = f"{counted(len(needed), 'file')} of experts"
+    refuse_missing(missing, len(needed), what, "Get the files of these experts.")
 
 
 def _pipeline(reader: Reader, files: Files) -> Parsed:
@@ -394,37 +368,24 @@ def _pipeline(reader: Reader, files: Files) -> Parsed:
         FileUnavailable: A layer is missing, or a file of the optimizer.
         MalformedFile: The files are of different saves.
     """
-    last = max(max(layers) for layers in files.layers.values())
-    for rank, layers in files.layers.items():
-        _refuse_gaps(rank, layers, last)
-    parts = {rank: _layers(reader, files.layers[rank]) for rank in sorted(files.layers)}
+    count = 1 + max(max(layers) for layers in files.layers.values())
+    parts: dict[int, PairList] = {}
+    for rank, layers in sorted(files.layers.items()):
+        missing = [str(number) for number in range(count) if number not in layers]
+        what = f"{count:,} layers" + (f" of tensor-parallel rank {rank}" if rank else "")
+        refuse_missing(missing, count, what, "Get the files of these layers.")
+        found = {number: reader.open(layers[number]) for number in sorted(layers)}
+        parts[rank] = [
+            (f"{number}.{name}", reader.transplant(node, parsed.rebuilder))
+            for number, parsed in found.items()
+            for name, node in (nodes.mapping_pairs(parsed.root) or [])
+            if type(name) is str and parsed.rebuilder is not None
+        ]
     if len(parts) > 1:
         why = f"{len(parts):,} tensor-parallel ranks, {_NOT_JOINED}"
         ranks: PairList = [(f"model_{rank:02}", ordered_dict(part)) for rank, part in parts.items()]
         return reader.parsed(Dict(ranks))._replace(unmerged=why)
-    (pairs,) = parts.values()
-    return _stages(reader, pairs, files)
-
-
-def _refuse_gaps(rank: int, layers: dict[int, str], last: int) -> None:
-    """Raise FileUnavailable where the numbers of the layers have a gap, up to the last one of any rank."""
-    missing = [str(number) for number in range(last + 1) if number not in layers]
-    if missing:
-        fact = f"{len(missing):,} of {last + 1:,} layers not there: {some(missing)}" + (
-            f" of tensor-parallel rank {rank}" if rank else ""
-        )
-        raise FileUnavailable.of_set(fact, "Get the files of these layers.", last + 1, len(layers))
-
-
-def _layers(reader: Reader, layers: dict[int, str]) -> PairList:
-    """Return the state dict of layers, under the names of the pipeline."""
-    found: PairList = []
-    for number in sorted(layers):
-        parsed = reader.open(layers[number])
-        for name, node in nodes.mapping_pairs(parsed.root) or []:
-            if type(name) is str and parsed.rebuilder is not None:
-                found.append((f"{number}.{name}", reader.transplant(node, parsed.rebuilder)))
-    return found
+    return _stages(reader, next(iter(parts.values())), files)
 
 
 def _stages(reader: Reader, pairs: PairList, files: Files) -> Parsed:
@@ -435,60 +396,44 @@ def _stages(reader: Reader, pairs: PairList, files: Files) -> Parsed:
         engine, own = reader.engine("", files.models[rank], files.optims.get(rank, {}))
         remarks += own
         engines.append(engine)
-    _refuse_missing_layers(engines, files)
-    _refuse_others(reader, engines, pairs)
-    remarks += _missing_stages(files)
+    _refuse_others(reader, engines, files, pairs)
+    last = max((*files.models, *files.optims), default=-1)
+    if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
+        what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"
+        remarks.append(Remark("CK153", what, "Without it, the weights are as the files of the layers have them."))
     names = [name for name, _ in pairs]
-    masters = {
-        name: engine.partitions.master(name)
-        for engine in engines
-        if engine.partitions is not None
-        for name in engine.places
-    }
+    masters = {name: engine.master(name) for engine in engines for name in engine.places}
     root: PairList = [("", ordered_dict(pairs))]
     if masters:
         trained = [(name, reader.tensor(masters[name]) if name in masters else node) for name, node in pairs]
         root = [("", ordered_dict(trained)), ("module", ordered_dict(pairs))]
         _note_rounded(reader, pairs, masters, remarks)
-    parted = [engine for engine in engines if engine.partitions is not None]
+    parted = [optimizer(reader, engine, remarks) for engine in engines if engine.optims]
     if parted:
-        root.append(("optimizer", _optimizers(reader, parted, remarks)))
+        state = [pair for own, _ in parted for pair in own]
+        groups = [group for _, own in parted for group in own]
+        root.append(("optimizer", Dict([("state", Dict(state)), ("param_groups", groups)])))
     if engines:
         root += reader.client(engines[0].models[0], ["", "module", "optimizer", *names])
     return reader.finished(root, remarks)
 
 
-def _refuse_missing_layers(engines: list[Engine], files: Files) -> None:
-    """Raise FileUnavailable where stages of the pipeline have parameters of layers without a file."""
-    named = {name.partition(".")[0] for engine in engines for group in engine.models[0].groups or [] for name in group}
+def _refuse_others(builder: TreeBuilder, engines: list[Engine], files: Files, pairs: Pairs) -> None:
+    """Raise FileUnavailable or MalformedFile if files of layers lack parameters that the optimizer has."""
+    shapes = [item for one in engines for group in one.models[0].groups or [] for item in group.items()]
+    named = {name.partition(".")[0] for name, _ in shapes}
     numbers = {int(one) for one in named if one.isdecimal() and len(one) < _LONGEST}
     there = {number for layers in files.layers.values() for number in layers}
-    if missing := sorted(numbers - there):
-        fact = (
-            f"{counted(len(missing), 'layer')} not there, of which the optimizer has parameters: "
-            f"{some([str(number) for number in missing])}"
-        )
-        raise FileUnavailable.of_set(fact, "Get the files of these layers.", len(numbers | there), len(there))
-
-
-def _refuse_others(builder: TreeBuilder, engines: list[Engine], pairs: Pairs) -> None:
-    """Raise MalformedFile if the file of a layer lacks parameters that the optimizer has of it."""
+    missing = [str(number) for number in sorted(numbers - there)]
+    what = f"{counted(len(numbers), 'layer')} of which the optimizer has parameters"
+    refuse_missing(missing, len(numbers), what, "Get the files of these layers.")
     infos = {name: builder.rebuilder.tensor(node) for name, node in pairs}
-    for name, shape in (item for one in engines for group in one.models[0].groups or [] for item in group.items()):
+    for name, shape in shapes:
         info = infos.get(name)
-        if not name.partition(".")[0].isdecimal() or (info is not None and info.shape == shape):
-            continue
-        there = "not in the file of its layer" if info is None else f"{list(info.shape)} in the file of its layer"
-        fact = f"{name!r} is {list(shape)} by param_shapes, and {there}"
-        raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
-
-
-def _missing_stages(files: Files) -> Iterator[Remark]:
-    """Yield a remark on stages of the pipeline without a file of the engine, if others have one."""
-    last = max((*files.models, *files.optims), default=-1)
-    if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
-        what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"
-        yield Remark("CK153", what, "Without it, the weights are as the files of the layers have them.")
+        if name.partition(".")[0].isdecimal() and (info is None or info.shape != shape):
+            found = "not in the file of its layer" if info is None else f"{list(info.shape)} in the file of its layer"
+            fact = f"{name!r} is {list(shape)} by param_shapes, and {found}"
+            raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
 
 
 def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorInfo], remarks: list[Remark]) -> None:
@@ -498,14 +443,3 @@ def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorI
         what = f"{counted(len(rounded), 'tensor')} without a float32 master under its name: {some(rounded)}"
         code = "CK159" if any(code == "CK166" for code, _, _ in remarks) else "CK151"  # of stages without an optimizer
         remarks.append(Remark(code, what, "They are as the model computed with them: maybe of layers used twice."))
-
-
-def _optimizers(builder: TreeBuilder, engines: list[Engine], remarks: list[Remark]) -> Inert:
-    state: PairList = []
-    groups: list[Inert] = []
-    for engine in engines:
-        one = nodes.mapping_pairs(optimizer(builder, engine, remarks)) or []
-        state += nodes.mapping_pairs(nodes.lookup(one, "state")) or []
-        said = nodes.lookup(one, "param_groups")
-        groups += said if isinstance(said, list) else []
-    return Dict([("state", Dict(state)), ("param_groups", groups)])
