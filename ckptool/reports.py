@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptool.checking.check import CheckReport
-from ckptool.checking.explain.keys import Explanation
+from ckptool.checking.explain import Explanation
 from ckptool.checking.finding import Finding
 from ckptool.checking.torch_load import GlobalUse
 from ckptool.checking.value_survey import ValueRow

@@ -290,7 +290,7 @@ def test_only_the_command_line_prints(name: str) -> None:
     assert {"print", "click.echo", "sys.stdout", "sys.stderr", "sys.exit", "os.environ", "os.getenv"}.isdisjoint(names)
 
 
-SPELLS_OPTIONS = {"checking/explain/keys.py"}
+SPELLS_OPTIONS = {"checking/explain/__init__.py"}
 """What these say is for people who paste messages into a terminal, and ends in a command line."""
 
 

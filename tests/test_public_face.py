@@ -20,7 +20,7 @@ import torch
 import ckptool
 from ckptool import errors, reports
 from ckptool.cli.text import with_options
-from ckptool.names.missing import Missing
+from ckptool.names.renaming import Missing
 from tests.against_torch import oracle
 from tests.device.tags import OfADevice
 from tests.loading.same import assert_same_tensor, torch_load
@@ -379,7 +379,7 @@ def test_a_missing_name_of_a_checkpoint_is_answered_so_too() -> None:
 def test_a_name_that_is_looked_for_in_vain_costs_nothing(
     wrapped: ckptool.StateDict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("ckptool.names.missing.not_there")  # it would be looked for in all names
+    monkeypatch.delattr("ckptool.names.renaming.not_there")  # it would be looked for in all names
 
     assert wrapped.get("absent") is None
     assert wrapped.get("absent", 7) == 7

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.arguments import checked
 from ckptool.cancellation import check_cancelled
-from ckptool.checking import advice, finding, safety, torch_load
+from ckptool.checking import finding, safety, torch_load
 from ckptool.checking import structure as known
 from ckptool.checking.finding import Finding, finding_facts, note
 from ckptool.checking.torch_load import GlobalUse
@@ -357,7 +357,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
         for one, is_read in folder_files.unreadable(checkpoint, limits):
             found.append(one)
             unread += () if is_read else (one.message,)
-    found += safety.findings(survey, lambda: advice.state_dict(checkpoint))
+    found += safety.findings(survey, lambda: finding.state_dict(checkpoint))
     survey = survey._replace(unseen=(*survey.unseen, *unread))
     found += beside.findings() if beside is not None else ()
     for name, shapes, places in scope.expected:
@@ -450,9 +450,9 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
     others = () if is_damaged else tuple(one for one in survey.unseen if error.message not in one)
     found: list[Finding] = []
     if isinstance(error, TruncatedFile) and not scope.glances:
-        from ckptool.checking import salvage
+        from ckptool.checking.integrity import of_cut  # few files are
 
-        found += salvage.examine(origin, limits)
+        found += of_cut(origin, limits)
     found += (*safety.imported(survey), *safety.findings(survey._replace(unseen=others)))
     found += beside.findings() if beside is not None else ()
     content = None

@@ -7,8 +7,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
-from ckptool.checking.advice import literal, migration, state_dict
-from ckptool.checking.finding import Advice, Finding, note
+from ckptool.checking.finding import Advice, Finding, literal, migration, note, state_dict
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import Failure, MigrationRefused, WeightsNotFound

@@ -24,8 +24,7 @@ from ckptool.cancellation import each
 from ckptool.checking.check import CheckReport, Scope, examined, refused
 from ckptool.checking.policy import Policy, judge
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.origin import writer_of
-from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise
+from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise, writer_of
 from ckptool.checkpoints.training import states
 from ckptool.errors import Cancelled, Failure, as_ours
 from ckptool.formats import open_checkpoint

@@ -12,12 +12,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from ckptool.checking.advice import dense, migration, state_dict
-from ckptool.checking.finding import Finding, note, run
+from ckptool.checking.finding import Finding, dense, migration, note, run, state_dict
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.completeness import REFERENCE, halves_alone, holes_in, stubs_in
-from ckptool.checkpoints.origin import lightning_attribute
-from ckptool.checkpoints.summary import may_be_quantized, summarise, wrapper_prefixes_of
+from ckptool.checkpoints.summary import lightning_attribute, may_be_quantized, summarise, wrapper_prefixes_of
 from ckptool.formats.filenames import ENGINE
 from ckptool.messages import counted, no_values, some
 from ckptool.names.wrappers import ADDED_BY, beside_wrapped, is_averaged_pair

@@ -15,9 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from ckptool.archives.compressed import compression_of
-from ckptool.checking import advice
-from ckptool.checking.advice import migration
-from ckptool.checking.finding import Advice, Finding, note, place
+from ckptool.checking.finding import Advice, Finding, instead, migration, note, place, state_dict
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -141,9 +139,9 @@ def findings(checkpoint: Checkpoint, refused: Sequence[Refusal]) -> list[Finding
         return []
     first, *rest = refused
     names = some([refusal.what for refusal in rest])
-    mend = advice.state_dict(checkpoint)
+    mend = state_dict(checkpoint)
     if mend.command is None:
-        mend = advice.instead(checkpoint)
+        mend = instead(checkpoint)
     if first.kind == "loader":
         found = [note("CK202", f"not for torch.load(): {first.what}", severity="info")]
         if rest:

@@ -49,7 +49,7 @@ class ByName(dict[str, LazyTensor]):
     """Tensors by name. ``d[name]`` raises a KeyError with the most similar name; ``get`` and ``in`` are a dict's."""
 
     def __missing__(self, name: object) -> NoReturn:
-        from ckptool.names.missing import Missing  # few names are missing
+        from ckptool.names.renaming import Missing  # few names are missing
 
         raise KeyError(Missing(name, self) if isinstance(name, str) else name)
 
@@ -175,7 +175,7 @@ class Checkpoint(Parsed, Closing):
         if key not in top:
             if key in self.tensors:
                 return self.tensors[str(key)]
-            from ckptool.names.missing import Missing
+            from ckptool.names.renaming import Missing
 
             if not isinstance(key, str):
                 raise KeyError(key)

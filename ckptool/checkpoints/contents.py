@@ -6,14 +6,20 @@ a tensor anywhere below; the second follows only the marked ones, in file order,
 name. A subtree without tensors is one extra, whatever its size. So a tree that shares its parts a billion times over
 costs as much as it stores, unless it has tensors, and then the limit on names stops it.
 
-No key makes a file unreadable: ``key_names`` names keys that are not text, and equal names get a number.
+No key makes a file unreadable: equal names get a number, and keys that are not text are named, too:
+
+- A key with a short plain value by that, whatever its class: a numpy scalar, an enum member, bytes, a namedtuple.
+- Parameters that are keys of an optimizer's state by the number that its state_dict() would give them.
+- All others by their number in the mapping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from functools import cached_property
+from itertools import count
+from typing import Final, Literal, TypeAlias
 
 from ckptool.cancellation import check_cancelled, each
 from ckptool.checkpoints import modules
@@ -21,12 +27,9 @@ from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.errors import AmbiguousFile, LimitExceeded
 from ckptool.limits import Limits
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Global, Inert, Pairs, PersistentId
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
-
-if TYPE_CHECKING:
-    from ckptool.checkpoints.key_names import KeyNames
 
 # A shared part has a path for each way to it. The total memory of paths is limited: a fixed amount for any file, more
 # for each node in it; and each path counts with the overhead of its object.
@@ -95,29 +98,26 @@ def collect(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGrap
         AmbiguousFile: A mapping or a model has two tensors under the same key.
         LimitExceeded: There are more names than ``limits`` allow, or longer ones.
     """
-    return _Collector(root, rebuilder, limits, graph or ModuleGraph()).collect()
+    collector = _Collector(root, rebuilder, limits, graph or ModuleGraph())
+    collector.walk(root, "")
+    return collector.contents
 
 
 class _Collector:
     def __init__(self, root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGraph) -> None:
-        self._root = root
         self._graph = graph
         self._tensor = rebuilder.tensor
         self._limits = limits
-        self._contents = Contents(bound_method=modules.unbound(root) is not root)
+        self.contents = Contents(bound_method=modules.unbound(root) is not root)
         self._holding, count = _mark_holding(root, self._tensor, limits)
         self._paths_nbytes = _PATHS_NBYTES + _PATH_NBYTES * count
         """Bytes that paths may still take."""
-        self._keys: KeyNames | None = None
+        self._keys = KeyNames(root)
         self._walks: dict[int, modules.StateDictWalk] = {}
         self._last_number: dict[str, int] = {}
         self._told: set[int] = set()  # tensors inside models that already have a name
 
-    def collect(self) -> Contents:
-        self._walk(self._root, "")
-        return self._contents
-
-    def _walk(self, root: Inert, start: str) -> None:
+    def walk(self, root: Inert, start: str) -> None:
         todo: list[_Place] = [(root, start, None)]
         inside: set[int] = set()
         while todo:
@@ -131,7 +131,7 @@ class _Collector:
                 self._add_tensor(path, info, group)
                 continue
             if id(node) not in self._holding:
-                self._contents.extras.append((path, node))
+                self.contents.extras.append((path, node))
             elif id(node) in self._walks or self._graph.is_module(node):
                 self._add_model(node, path)
             elif id(node) not in inside:  # a container inside itself is not entered again
@@ -145,10 +145,10 @@ class _Collector:
         infos = [self._tensor(child) for _, child in each(below, self._limits.cancellation)]
         if group is None or group.kind != "optimizer":
             group = self._group(node, path, below, infos)
-            self._contents.groups += [group] if group is not None else []
+            self.contents.groups += [group] if group is not None else []
         below = self._named(node, below)
         if nodes.lookup(below, "param_groups") is not None:
-            self._key_names().number_parameters(below)
+            self._keys.number_parameters(below)
         return [(child, self._join(path, component), group) for component, child in below]
 
     def _group(
@@ -171,10 +171,10 @@ class _Collector:
         return Group(path, kind, node=node)
 
     def _add_tensor(self, name: str, info: TensorInfo, group: Group | None) -> None:
-        tensors = self._contents.tensors
+        tensors = self.contents.tensors
         if name in tensors:
             wanted, name = name, self._apart(name, tensors)
-            self._contents.clashes[name] = wanted
+            self.contents.clashes[name] = wanted
         if len(tensors) >= self._limits.tensors:
             raise LimitExceeded(f"more than {self._limits.tensors:,} names of tensors", actual=self._limits.tensors)
         tensors[name] = info
@@ -194,9 +194,9 @@ class _Collector:
         again = walk is not None
         if walk is None:
             walk = self._walks[id(node)] = self._graph.walk(node, self._limits)
-        self._contents.walks.append((path, walk))
+        self.contents.walks.append((path, walk))
         group = Group(path, "module", class_name=self._graph.class_name(node), node=node)
-        self._contents.groups.append(group)
+        self.contents.groups.append(group)
         own = {entry.name for entry in walk.entries}
         if len(own) < len(walk.entries):
             raise AmbiguousFile("a model has two tensors of one name", kind="ambiguous-name")
@@ -207,12 +207,12 @@ class _Collector:
                 self._told.add(id(entry.node))
                 self._add_tensor(name, info if info.kind == entry.kind else info._replace(kind=entry.kind), group)
             elif entry.kind is None:
-                self._walk(entry.node, name)
+                self.walk(entry.node, name)
                 self._told.update(id(node) for _, _, node in self._below(entry.node, name))
             else:
-                self._contents.unreadable.append((name, nodes.class_name(entry.node)))
+                self.contents.unreadable.append((name, nodes.class_name(entry.node)))
         # Tensors that are not in its state_dict() get one name, where they are first met.
-        attributes = self._contents.attributes
+        attributes = self.contents.attributes
         for name, info, inner in () if again else self._below(node, path):
             if id(inner) not in self._told:
                 self._told.add(id(inner))
@@ -244,25 +244,13 @@ class _Collector:
         texts = {key for key in keys if isinstance(key, str)}
         if len(texts) == len(below):  # most mappings
             return below
-        if nodes.mapping_pairs(node) is not None:
-            self._refuse_repeated(below)
-        return list(zip(self._key_names().components(node, keys), (child for _, child in below), strict=True))
-
-    def _key_names(self) -> KeyNames:
-        from ckptool.checkpoints.key_names import KeyNames  # most keys are text
-
-        if self._keys is None:
-            self._keys = KeyNames(self._root)
-        return self._keys
-
-    def _refuse_repeated(self, mapping: list[tuple[Inert, Inert]]) -> None:
-        """Raise AmbiguousFile for a key that a mapping has twice with tensors: readers differ in which they take."""
-        seen: set[str] = set()
-        for key, child in mapping:
+        named: set[str] = set()
+        for key, child in below if nodes.mapping_pairs(node) is not None else ():
             if isinstance(key, str) and (id(child) in self._holding or self._tensor(child) is not None):
-                if key in seen:
+                if key in named:  # readers differ in which of them they take
                     raise AmbiguousFile(f"a mapping has two tensors under the key {key!r}", kind="ambiguous-name")
-                seen.add(key)
+                named.add(key)
+        return list(zip(self._keys.components(node, keys), (child for _, child in below), strict=True))
 
     def _join(self, path: str, component: str) -> str:
         """Return the path of a component, and count its memory."""
@@ -328,19 +316,152 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
                     parents[key] = own
                     below.append(child)
         level = below
-    return _upwards(direct, parents, others), count
-
-
-def _upwards(direct: list[int], parents: dict[int, int], others: list[tuple[int, int]]) -> set[int]:
-    """Return the ids of ``direct`` and of all their ancestors."""
     more: dict[int, list[int]] = {}
     for key, own in others if direct else ():
         more.setdefault(key, []).append(own)
     found: set[int] = set()
-    while direct:
+    while direct:  # upwards from those that have a tensor directly
         own = direct.pop()
         while own and own not in found:
             found.add(own)
             direct.extend(more.get(own, ()))
             own = parents[own]
+    return found, count
+
+
+_MOST_PARTS: Final = 16
+_MOST_TEXT: Final = 256
+_DEEPEST: Final = 3
+_MOST_BITS: Final = 128
+
+
+class KeyNames:
+    """Names the keys of the mappings of one tree, which must live as long as this object."""
+
+    def __init__(self, root: Inert) -> None:
+        self._root = root
+        self._texts: dict[int, str | None] = {}
+        """The text of each visited node, by its id: many keys may share their parts."""
+        self._own: dict[int, dict[int, int]] = {}
+        """The numbers of the parameters, by the id of each optimizer's state."""
+        self._of_groups: dict[int, dict[int, int]] = {}
+
+    def number_parameters(self, pairs: Pairs) -> None:
+        """Record the numbers of an optimizer's parameters, if these pairs are an optimizer's."""
+        groups = nodes.lookup(pairs, "param_groups")
+        if not isinstance(groups, list):
+            return
+        if id(groups) not in self._of_groups:
+            self._of_groups[id(groups)] = parameter_numbers(groups)
+        self._own[id(nodes.lookup(pairs, "state"))] = self._of_groups[id(groups)]
+
+    def components(self, mapping: Inert, keys: Sequence[Inert]) -> list[str]:
+        """Return the component for each key of a mapping."""
+        own = self._own.get(id(mapping), {})
+        texts = [str(own[id(key)]) if id(key) in own else self._text(key) for key in keys]
+        taken, unnamed = set(texts), [id(key) for key, text in zip(keys, texts, strict=True) if text is None]
+        if unnamed and not own:  # a wrapper of an optimizer has a state by parameter, too, but no groups
+            wrapped = {key: str(self._everywhere[key]) for key in unnamed if key in self._everywhere}
+            if len(wrapped) == len(unnamed) == len({*wrapped.values()} - taken):  # all have distinct ones
+                return [wrapped[id(key)] if text is None else text for key, text in zip(keys, texts, strict=True)]
+        free = (text for text in map(str, count()) if text not in taken)
+        return [next(free) if text is None else text for text in texts]
+
+    @cached_property
+    def _everywhere(self) -> dict[int, int]:
+        """The numbers of the parameters of all optimizers in the tree, except those with different numbers."""
+        found: dict[int, int] = {}
+        several: set[int] = set()
+        seen = {id(self._root)}
+        todo = [self._root]
+        while todo:
+            node = todo.pop()
+            groups = nodes.item(node, "param_groups")
+            if isinstance(groups, list) and id(groups) not in seen:
+                for parameter, number in parameter_numbers(groups).items():
+                    if found.setdefault(parameter, number) != number:
+                        several.add(parameter)
+            below = {id(child): child for child in nodes.held(node) if nodes.is_container(child)}
+            todo += [child for key, child in below.items() if key not in seen]
+            seen.update(below)
+        return {parameter: number for parameter, number in found.items() if parameter not in several}
+
+    def _text(self, key: Inert, depth: int = 0) -> str | None:
+        """Return the value of a key as text, or None if it is not plain and short."""
+        if isinstance(key, str) and not depth:
+            return key
+        if not nodes.is_container(key):
+            return _plain_text(key)
+        if id(key) not in self._texts:
+            self._texts[id(key)] = None  # a container may hold itself
+            self._texts[id(key)] = self._container_text(key, depth) if depth < _DEEPEST else None
+        return self._texts[id(key)]
+
+    def _container_text(self, key: Inert, depth: int) -> str | None:
+        from ckptool.pickles.numpy_values import numpy_scalar, raw_bytes  # most keys are text
+
+        if isinstance(key, tuple):
+            return self._joined("({})", key, depth)
+        if (members := nodes.members(key)) is not None:
+            return self._joined("{{{}}}", members, depth)
+        if not isinstance(key, Call):
+            return None
+        scalar, raw = numpy_scalar(key), raw_bytes(key)
+        if scalar is not None:
+            return None if scalar[1] is None else _plain_text(scalar[1])
+        if raw is not None:
+            return _plain_text(raw)
+        is_of_plain = key.state is key.items is key.pairs is key.kwargs is None
+        if not is_of_plain or not isinstance(key.args, tuple) or not key.args:
+            return None
+        if nodes.class_name(key) == "torch.device":
+            return self._joined("{}", key.args, depth, ":")
+        return self._joined("({})" if len(key.args) > 1 else "{}", key.args, depth)
+
+    def _joined(self, pattern: str, parts: Sequence[Inert], depth: int, separator: str = ", ") -> str | None:
+        if len(parts) > _MOST_PARTS:
+            return None
+        texts = [text for part in parts if (text := self._text(part, depth + 1)) is not None]
+        whole = pattern.format(separator.join(texts))
+        return whole if len(texts) == len(parts) and len(whole) < _MOST_TEXT else None
+
+
+def _plain_text(value: Inert) -> str | None:
+    if isinstance(value, str):
+        return value if len(value) < _MOST_TEXT else None
+    if isinstance(value, Global):
+        return _plain_text(str(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if value.bit_length() < _MOST_BITS else None
+    if value is None or isinstance(value, bool | float):
+        return str(value)
+    if not isinstance(value, bytes | bytearray) or len(value) >= _MOST_TEXT:
+        return None
+    return str(value, "utf-8", "replace")
+
+
+def groups_of(groups: Inert) -> list[tuple[Pairs, list[Inert]]]:
+    """Return the pairs of each optimizer group, and its parameters; empty if the node is not a list of groups."""
+    found = [nodes.mapping_pairs(one) or [] for one in groups] if isinstance(groups, list) else []
+    listed = [nodes.lookup(pairs, "params") for pairs in found]
+    return [(pairs, one if isinstance(one, list) else []) for pairs, one in zip(found, listed, strict=True)]
+
+
+def parameter_numbers(groups: Inert) -> dict[int, int]:
+    """
+    Return the number of each parameter of an optimizer's groups in its state_dict(), by the identity of its node.
+
+    It is the position among the parameters of all groups; one that is twice in a group has the later position.
+    See torch/optim/optimizer.py, Optimizer.state_dict.
+    """
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    start = 0
+    for _, parameters in groups_of(groups):
+        if id(parameters) not in seen:
+            seen.add(id(parameters))
+            places = {id(one): start + place for place, one in enumerate(parameters) if isinstance(one, Call)}
+            for parameter, place in places.items():
+                found.setdefault(parameter, place)
+        start += len(parameters)
     return found

@@ -101,7 +101,7 @@ class ModuleGraph:
         return nodes.class_name(unbound(node))
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
-        """Return the entries of the model's state_dict()."""
+        """Return the entries, in order, that the model's ``state_dict()`` would have."""
         return walk_state_dict(node, limits)
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:

@@ -258,7 +258,20 @@ class Parsed:
     @property
     def form(self) -> Form:
         """The kind of the file as a whole: one state dict, a whole model, or more than that."""
-        return self.fixed_form or _form(self.contents)
+        contents, groups = self.contents, [group for group in self.contents.groups if group.names]
+        if self.fixed_form is not None:
+            return self.fixed_form
+        if not contents.tensors and not contents.attributes:
+            return "data"
+        if not groups:
+            return "tensors"
+        first, roles = groups[0], {role_of(group, contents) for group in groups}
+        if not first.key and first.class_name is not None:
+            return "model"
+        if roles.isdisjoint(("model", "ema")):
+            return "tensors" if roles.isdisjoint(NO_WEIGHTS) else "training"
+        is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors) and first.own_keys is None
+        return "state_dict" if is_whole and not first.key and roles <= {"model", "ema"} else "checkpoint"
 
     @property
     def walks(self) -> Sequence[tuple[str, StateDictWalk]]:
@@ -282,22 +295,6 @@ class Parsed:
             return self.rebuilder.tensor(self.root)
         found = list(self.contents.tensors.values())
         return found[0] if len(found) == 1 else None
-
-
-def _form(contents: Contents) -> Form:
-    if not contents.tensors and not contents.attributes:
-        return "data"
-    groups = [group for group in contents.groups if group.names]
-    if not groups:
-        return "tensors"
-    first = groups[0]
-    if not first.key and first.class_name is not None:
-        return "model"
-    roles = {role_of(group, contents) for group in groups}
-    if roles.isdisjoint(("model", "ema")):
-        return "tensors" if roles.isdisjoint(NO_WEIGHTS) else "training"
-    is_whole = len(groups) == 1 and len(first.names) == len(contents.tensors) and first.own_keys is None
-    return "state_dict" if is_whole and not first.key and roles <= {"model", "ema"} else "checkpoint"
 
 
 def under(path: str, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, once
-from ckptool.checkpoints.key_names import groups_of, parameter_numbers
+from ckptool.checkpoints.contents import groups_of, parameter_numbers
 from ckptool.errors import Failure
 from ckptool.pickles import nodes
 from ckptool.pickles.describe import scalar_of

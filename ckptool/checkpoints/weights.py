@@ -12,18 +12,16 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ckptool.cancellation import check_cancelled
-from ckptool.checkpoints.averages import averaged, not_averaged_in
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
 from ckptool.checkpoints.completeness import SAVE_WHOLE
-from ckptool.checkpoints.entries import to_drop
+from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
 from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, WEIGHT_KEYS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
 from ckptool.messages import counted, cut, for_shell, show, some
 from ckptool.names import renaming
-from ckptool.names.missing import by_likeness
-from ckptool.names.renaming import Filter
+from ckptool.names.renaming import Filter, by_likeness
 from ckptool.names.wrappers import AVERAGED_PAIR
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Inert

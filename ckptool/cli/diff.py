@@ -97,7 +97,7 @@ def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> N
 
 def _say_how_to_dequantise(a: str, b: str) -> None:
     """Print the command that makes the quantised file plain, if the other is not quantised."""
-    from ckptool.checking.advice import dense  # most differ in something else
+    from ckptool.checking.finding import dense  # most differ in something else
     from ckptool.formats.json_beside import quantization_of
 
     with suppress(Failure), open_checkpoint(a) as one, open_checkpoint(b) as other:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
+from ckptool.checkpoints.roles import collect_weights
 from ckptool.errors import Failure, MalformedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe

@@ -19,8 +19,8 @@ from bisect import bisect
 from functools import partial
 from itertools import accumulate, pairwise
 
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import ClassSource, Parsed, Stream, Traits
+from ckptool.checkpoints.roles import collect_weights
 from ckptool.errors import MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.limits import Limits

@@ -18,8 +18,8 @@ from functools import partial
 from struct import Struct
 
 from ckptool.archives.archive import Archive
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
+from ckptool.checkpoints.roles import collect_weights
 from ckptool.errors import Failure, MalformedFile, TruncatedFile
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe

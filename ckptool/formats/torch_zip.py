@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from ckptool.archives.archive import Archive
 from ckptool.archives.zips import LOCAL_MAGIC
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
+from ckptool.checkpoints.roles import collect_weights
 from ckptool.errors import AmbiguousFile, Failure, MalformedFile, TruncatedFile, UnsupportedFeature
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert

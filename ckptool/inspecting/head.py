@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.checking.advice import migration, state_dict
-from ckptool.checking.finding import Finding, finding_facts
+from ckptool.checking.finding import Finding, finding_facts, migration, state_dict
 from ckptool.checking.structure import calls, examine
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.families import Adapter, Family, adapter_of, family_of

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from ckptool.arguments import checked
-from ckptool.checkpoints.averages import not_averaged
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import (
     halves_alone,
@@ -21,6 +20,7 @@ from ckptool.checkpoints.completeness import (
     refuse_incomplete,
     refuse_slice,
 )
+from ckptool.checkpoints.entries import not_averaged
 from ckptool.checkpoints.quantized import CASTABLE, keep, within
 from ckptool.checkpoints.quantized_layouts import TYPES
 from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, left_beside, prepare

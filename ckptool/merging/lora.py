@@ -17,7 +17,7 @@ from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties
 from ckptool.merging.adapters import OF_PEFT, Adapter, Pair, head_of, refuse_no_floats, refused
 from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import Memory, memory_of
-from ckptool.names.missing import by_likeness
+from ckptool.names.renaming import by_likeness
 from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.key_names import groups_of
+from ckptool.checkpoints.contents import groups_of
 from ckptool.checkpoints.training import BUFFERS, ELEMENTWISE, names_by_number, states
 from ckptool.errors import MigrationRefused
 from ckptool.messages import counted

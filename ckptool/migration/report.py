@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
 from ckptool.checkpoints.modules import unwrapped
-from ckptool.checkpoints.origin import lightning_attribute
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
-from ckptool.checkpoints.summary import candidates, count, wrapper_prefixes_of
+from ckptool.checkpoints.summary import candidates, count, lightning_attribute, wrapper_prefixes_of
 from ckptool.checkpoints.training import BUFFERS, names_in, parameter_count, states
 from ckptool.checkpoints.weights import Weights, by_name, left_beside, prepare
 from ckptool.errors import Failure, MigrationRefused

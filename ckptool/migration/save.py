@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ckptool.arguments import checked
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
 from ckptool.checkpoints.modules import facts_by_module
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.checkpoints.quantized import keep
+from ckptool.checkpoints.roles import collect_weights
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint

@@ -13,9 +13,9 @@ from heapq import nlargest
 from typing import TypeAlias
 
 from ckptool.cancellation import each
-from ckptool.checkpoints.averages import not_averaged
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.completeness import halves_alone, refuse_stubs, stubs_in
+from ckptool.checkpoints.entries import not_averaged
 from ckptool.checkpoints.quantized import BY_TORCHAO, keep, within
 from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused

@@ -8,6 +8,8 @@ A rule maps a list of names to a list of the same length, with None for an entry
 Also ``Filter``, globs to include and to exclude names. A glob is compared with the names of a state dict, or with full
 paths, which begin with the key of the state dict. The existing names decide which is meant; if both are possible, the
 glob is refused.
+
+Also messages about a missing name, with the existing one that was probably meant.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import thread_time
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import LimitExceeded, MigrationRefused
-from ckptool.messages import some
-from ckptool.names.missing import by_likeness
+from ckptool.messages import quoted, some
 from ckptool.names.wrappers import ANYWHERE, BY_HEAD, DATA_PARALLEL, HEADS, Wrapper
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since Python 3.11
 
 Rule = Callable[[Sequence[str]], Sequence[str | None]]
 
@@ -32,7 +36,7 @@ _ANYWHERE = re.compile("|".join(ANYWHERE))
 _EQUALS = re.compile(r"(?<!\\)(?<!\(\?)(?<!\(\?<)=")
 T = TypeVar("T")
 LONGEST: Final = 512
-"""Characters of the longest name that patterns are tried on. Names of real models seldom have two hundred."""
+"""Characters of the longest name that patterns are tried on, or that is compared letter by letter."""
 _SHORT: Final = 64
 SECONDS: Final = 5.0
 """Processor time for all trials of one call."""
@@ -215,7 +219,8 @@ def rename_metadata(keys: Sequence[str], rules: Sequence[Rule], names: Sequence[
             (old, name) for old, name in zip(first, rule(current) if current else (), strict=True) if name is not None
         ]
         first, current = [old for old, _ in left], [name for _, name in left]
-    renamed = [_module_of(name, marker) for name in inside]
+    end = f".{marker}"
+    renamed = [name[: -len(end)] if name.endswith(end) else "" if name == marker else None for name in inside]
     homes: dict[str, set[str]] = {}
     for old, name in zip(first, current, strict=True):
         homes.setdefault(old.rpartition(".")[0], set()).add(name.rpartition(".")[0])
@@ -236,12 +241,6 @@ def _with_others(rule: Rule, others: Sequence[str], name: str) -> str:
     except MigrationRefused:
         return name
     return name if renamed is None else renamed
-
-
-def _module_of(name: str, marker: str) -> str | None:
-    if name == marker:
-        return ""
-    return name[: -len(marker) - 1] if name.endswith(f".{marker}") else None
 
 
 def _strip_heads(
@@ -403,3 +402,60 @@ def two_readings(text: str, full: Iterable[str], relative: Iterable[str]) -> Mig
         kind="two-readings",
         hint=f"Write '.{text}' for the full path; or the other one with the key of its state dict in front.",
     )
+
+
+_COMPARED: Final = 64
+"""How many names are compared letter by letter: those that share most components with the missing one."""
+
+
+class Missing(str):
+    """
+    A missing name: a string equal to that name, whose ``repr`` is the whole message.
+
+    Programs may look up many missing names and show few, so the nearest name is searched only for the ``repr``.
+    """
+
+    __slots__ = ("_names",)
+    _names: Collection[str]
+
+    def __new__(cls, name: str, names: Collection[str]) -> Self:
+        made = super().__new__(cls, name)
+        made._names = names
+        return made
+
+    def __repr__(self) -> str:
+        return not_there(str(self), self._names)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # only the name is pickled, not the names of the file
+
+
+def not_there(name: str, names: Collection[str]) -> str:
+    """Return the message for a missing name, with the name that was probably meant and a prefix that differs."""
+    fact = f"{quoted(name, 200)} is not there"
+    longer = min((other for other in names if other.endswith(f".{name}")), key=len, default=None)
+    shorter = max((other for other in names if other and name.endswith(f".{other}")), key=len, default=None)
+    meant = longer or shorter or next(iter(_alike(name, names, 1)), None)
+    if meant is None:
+        return fact
+    prefix = longer[: -len(name)] if longer else name[: -len(shorter)] if shorter else ""
+    begin = [other.startswith(prefix) for other in names]
+    why = "every name begins" if longer and all(begin) else "no name begins" if shorter and not any(begin) else ""
+    return f"{fact}; {quoted(meant, 200)} is{f': {why} with {quoted(prefix, 200)}' if why else ''}"
+
+
+def by_likeness(name: str, names: Collection[str]) -> list[str]:
+    """Return the names, those most similar to ``name`` first, and then the others in their order."""
+    return list(dict.fromkeys((*_alike(name, names, _COMPARED), *names)))
+
+
+def _alike(name: str, names: Iterable[str], most: int) -> list[str]:
+    from difflib import get_close_matches
+    from heapq import nlargest
+
+    if len(name) > LONGEST:  # the time grows with the square of the length
+        return []
+    components = set(name.split("."))
+    short = (other for other in names if len(other) <= LONGEST)
+    compared = nlargest(_COMPARED, short, key=lambda other: len(components.intersection(other.split("."))))
+    return get_close_matches(name, compared, most)

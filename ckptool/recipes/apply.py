@@ -15,7 +15,7 @@ from ckptool.cancellation import Cancellation, each
 from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.messages import counted, some
-from ckptool.names.missing import by_likeness
+from ckptool.names.renaming import by_likeness
 from ckptool.recipes.moves import moved
 from ckptool.recipes.recipe import Numbers, Recipe, Rule
 from ckptool.tensors.reading import LazyTensor

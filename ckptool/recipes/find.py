@@ -13,7 +13,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.messages import some
-from ckptool.names.missing import by_likeness
+from ckptool.names.renaming import by_likeness
 from ckptool.recipes.apply import Applied, apply_recipe
 from ckptool.recipes.of_transformers import applied_by_transformers
 from ckptool.recipes.recipe import HINT, Recipe, recipe_of

@@ -11,8 +11,8 @@ from operator import ne
 from os import PathLike
 from typing import Any, Final
 
-from ckptool.checking import advice, torch_load
-from ckptool.checking.explain.keys import (
+from ckptool.checking import finding, torch_load
+from ckptool.checking.explain import (
     OWN,
     Cause,
     Explanation,
@@ -100,14 +100,14 @@ def _with_cause(one: Explanation, checkpoint: Checkpoint, text: str, said: Calla
 
 def _migrate(checkpoint: Checkpoint, **options: Any) -> str | None:
     """Return the command of a migration, if it is known to work."""
-    return advice.migration(checkpoint, **options).command
+    return finding.migration(checkpoint, **options).command
 
 
 def _alone(checkpoint: Checkpoint, form: str = "state_dict", **options: Any) -> str | None:
     """Return the command that writes the weights alone, if it is known which they are."""
     if checkpoint.weights is not None:
         return _migrate(checkpoint, form=form, **options)
-    return advice.state_dict(checkpoint).command if form == "state_dict" and not options else None
+    return finding.state_dict(checkpoint).command if form == "state_dict" and not options else None
 
 
 def _entry(found: StateDict) -> str:
@@ -384,7 +384,7 @@ def _quantized(checkpoint: Checkpoint, _: str) -> Cause:
     found, types = quantization_of(checkpoint), f"its tensors are {counts(summarise(checkpoint).dtypes)}"
     if found is None:
         return Cause(f"{types}, and not quantised")
-    return Cause(f"{types}; quantised: {found}", *advice.dense(checkpoint))
+    return Cause(f"{types}; quantised: {found}", *finding.dense(checkpoint))
 
 
 def _of_lightning(checkpoint: Checkpoint, _: str) -> Cause | None:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from ckptool.checking import advice
-from ckptool.checking.explain.keys import MOST_NAMES, Cause, form_of, key_lists, names_meet, rename_hint
+from ckptool.checking import finding
+from ckptool.checking.explain import MOST_NAMES, Cause, form_of, key_lists, names_meet, rename_hint
 from ckptool.checking.finding import run
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.families import adapter_of
@@ -25,8 +25,7 @@ from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.names.matching import SPELLINGS, Rename, is_extra_state
-from ckptool.names.missing import not_there
-from ckptool.names.renaming import without_marked
+from ckptool.names.renaming import not_there, without_marked
 from ckptool.names.wrappers import ADDED_BY
 from ckptool.sources.paths import command_line, is_remote
 
@@ -76,7 +75,7 @@ def where(checkpoint: Checkpoint, text: str, limits: Limits) -> Cause | None:
 
 def dense(checkpoint: Checkpoint, quantized: Quantization, names: Sequence[str]) -> Cause:
     """Return the cause that weights, ``names`` among them, are quantised, and the command that makes them dense."""
-    plain = advice.dense(checkpoint)
+    plain = finding.dense(checkpoint)
     which = f"{_are(names)} of its quantised weights" if names else "its weights are quantised"
     hint = "Take a loader that knows this, or let migrate make plain weights of them (`dequantize=True`)."
     return Cause(f"{which}: {quantized.short}", hint, plain.command or run(checkpoint, "inspect").command)
@@ -128,7 +127,7 @@ class _Lookup:
 
     def migration(self, **options: Any) -> str | None:
         """Return the command that writes the checkpoint with changes, in the form that the message is about."""
-        return advice.migration(self.checkpoint, form=form_of(self.text, self.checkpoint), **options).command
+        return finding.migration(self.checkpoint, form=form_of(self.text, self.checkpoint), **options).command
 
     def extra_state(self) -> Iterator[Cause]:
         """State of FP8 that the file has and the model has not, or the reverse."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
+from ckptool.checkpoints.roles import collect_weights
 from ckptool.errors import AmbiguousFile, CkptoolError, Failure, FileUnavailable, MalformedFile, within
 from ckptool.formats import safetensors, torch_legacy
 from ckptool.formats.members import shard, with_files

@@ -22,9 +22,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ckptool.cancellation import each
-from ckptool.checkpoints.collect_weights import collect_weights
 from ckptool.checkpoints.parsed import Parsed, Remark, Shard, Stream, Traits
-from ckptool.checkpoints.roles import WEIGHT_KEYS
+from ckptool.checkpoints.roles import WEIGHT_KEYS, collect_weights
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, TruncatedFile
 from ckptool.formats.directories.dcp.index import (
     ITEMS,
