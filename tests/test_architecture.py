@@ -228,7 +228,6 @@ def test_json_is_read_by_the_strict_parser() -> None:
     assert users == {
         "formats/strict_json.py",
         "formats/safetensors.py",  # writes
-        "migration/config_files.py",  # writes
         "migration/safetensors_plan.py",  # writes
         "checking/scan.py",  # writes
         "inspecting/inspect.py",  # writes

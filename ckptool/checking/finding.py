@@ -301,7 +301,7 @@ def state_dict(checkpoint: Checkpoint, why: str | None = None) -> Advice:
 def dense(checkpoint: Checkpoint) -> Advice:
     """Return the command line that makes plain weights of quantised ones, if the layouts of all of them are known."""
     from ckptool.checkpoints.weights import NameChanges, prepare  # few files hold any
-    from ckptool.dense.weights import make_dense
+    from ckptool.dense import make_dense
 
     if checkpoint.weights is None or is_remote(checkpoint.path):
         return Advice(None)

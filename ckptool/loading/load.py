@@ -171,7 +171,7 @@ def _taken(
 
 def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> Weights:
     """Return weights with dense tensors, of type ``dtype`` if it is given, in place of quantised ones."""
-    from ckptool.dense.weights import make_dense  # few files have some
+    from ckptool.dense import make_dense  # few files have some
 
     name = None if dtype is None else spelled(dtype)
     return make_dense(checkpoint, chosen, name, at_once=True)[0]

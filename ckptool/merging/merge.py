@@ -1,7 +1,8 @@
 """
-Merge: a migration of one checkpoint with weights of others in it.
+Merge: a migration of one checkpoint with weights of others in it: adapters, or the mean of several checkpoints.
 
-Everything that ``migrate`` guarantees holds here, too: forms, types, verification, bounded memory.
+Everything that ``migrate`` guarantees holds here, too: forms, types, verification, bounded memory. A mean is computed
+while it is read, a few megabytes of each file at a time.
 """
 
 from __future__ import annotations
@@ -9,22 +10,30 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptool.arguments import checked
-from ckptool.errors import about
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
+from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
+from ckptool.formats.json_beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.merging.adapters import Adapter, read_adapter
-from ckptool.merging.averages import AverageMerge
-from ckptool.merging.lora import LoraMerge
+from ckptool.merging.lora import END, Adapter, LoraMerge, read_adapter, refused
+from ckptool.messages import as_path, counted, some
+from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
+from ckptool.names.renaming import Filter
 from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Progress
+from ckptool.tensors.computed import ComputedWeight
+from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops import check_installed
 
 if sys.version_info >= (3, 11):
@@ -146,3 +155,128 @@ def _checked(shares: Sequence[float] | None, ema: float | None, count: int) -> S
     if not 0 < sum(shares) < math.inf:
         raise ValueError(f"shares have a finite sum above 0, not {list(shares)}")
     return shares
+
+
+_PIECE_NUMEL: Final = 1 << 20
+_refused: Final = partial(refused, what="averaged")
+_COUNTS: Final = "num_batches_tracked"
+"""The number of batches that a BatchNorm has seen: it differs in each checkpoint of a run, and needs no mean."""
+
+
+class _Average(ComputedWeight):
+    """The bytes of a mean, in the type of the first tensor."""
+
+    def __init__(
+        self, name: str, tensors: Sequence[LazyTensor], shares: Sequence[float], said: str, paths: Sequence[str]
+    ) -> None:
+        super().__init__(name, tensors[0].nbytes, said, tensors[1:])
+        self._tensors = tensors
+        self._shares = shares
+        self._paths = paths
+        self.odd = 0
+        """How many values in the mean are NaN or infinite because they are so in the first, when it was made last."""
+
+    def made(self) -> Iterator[bytes]:
+        from ckptool.torch_ops import merging, values
+
+        types = [one.dtype for one in self._tensors]
+        self.odd = 0
+        for pieces in _side_by_side(self._tensors):
+            mean = merging.average(pieces, types, self._shares)
+            facts = values.survey([mean], types[0])
+            if odd := facts.nan + facts.infinite:
+                before = values.survey([pieces[0]], types[0])
+                if lost := odd - before.nan - before.infinite:
+                    fact = (
+                        f"{counted(lost, 'value')} of {self.name!r} would be infinite or NaN, and finite in the first"
+                    )
+                    others = zip(self._paths[1:], pieces[1:], types[1:], strict=True)
+                    found = ((path, values.survey([piece], dtype)) for path, piece, dtype in others)
+                    path = next((path for path, one in found if one.nan or one.infinite), None)
+                    hint = "Leave it out, or this tensor of all with `exclude=`."
+                    hint = f"Another file has values that are too large for {types[0]}." if path is None else hint
+                    raise MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", path=path, hint=hint)
+                self.odd += odd
+            yield mean
+
+
+class AverageMerge:
+    """Makes means of weights and those of other checkpoints, each with its share."""
+
+    assumed = ()
+
+    def __init__(self, others: Sequence[Checkpoint], shares: Sequence[float], changes: Changes) -> None:
+        self._others = others
+        self._shares = [one / sum(shares) for one in shares]
+        self._changes = changes.in_full()
+        self._made: list[_Average] = []
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on what was made."""
+        odd = ((one.name, counted(one.odd, "value")) for one in self._made if one.odd)
+        return [*self._notes, *(f"{name!r} has {many} that are NaN or infinite, as in the first" for name, many in odd)]
+
+    def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[ComputedWeight]]:
+        """
+        Return weights with the means, and the weights that are computed.
+
+        Raises:
+            MigrationRefused: Names, shapes, or values that are not floats differ, or something is quantised.
+        """
+        every = [{old: weights.tensors[name] for name, old in weights.old_names.items() if name in weights.tensors}]
+        for other in (first, *self._others):
+            quantised = quantization_of(other)
+            if quantised is not None and quantised.bound:
+                raise _refused(other, "it is quantised", "Make it plain first: `ckptool.migrate(…, dequantize=True)`.")
+        wanted = NameChanges(filter=Filter(tuple(self._changes.include), tuple(self._changes.exclude)))
+        for other in self._others:
+            chosen = choose(other, self._changes.key, self._changes.weights)
+            tensors = prepare(other, chosen, wanted).tensors
+            lacking = [name for name in every[0] if name not in tensors]
+            more = [name for name in tensors if name not in every[0] and name not in weights.dropped]
+            if lacking or more:
+                facts = [f"it does not have {some(lacking)}"] * bool(lacking) + [f"it has {some(more)}"] * bool(more)
+                hint = "Leave them out of all with `exclude=`, or change names first."
+                raise _refused(other, f"{', and '.join(facts)}, unlike {as_path(first.path)}", hint)
+            every.append(tensors)
+        paths = [one.path for one in (first, *self._others)]
+        said = " + ".join(f"{share:.4g} of {as_path(path)}" for share, path in zip(self._shares, paths, strict=True))
+        made: dict[object, _Average] = {}
+        changed = dict(weights.tensors)
+        for new, old in weights.old_names.items():
+            if new not in weights.tensors:
+                continue
+            same = [one[old] for one in every]
+            self._refuse_unlike(old, same)
+            if same[0].dtype in TARGETS:
+                memories = tuple(memory_of(one.info) for one in same)  # names that are tied everywhere stay so
+                source = made.setdefault(memories, _Average(new, same, self._shares, said, paths))
+                changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
+        if any(map(END.search, every[0])):
+            self._notes.append("these are halves of products (LoRA): their mean is not that of what adapters add")
+        if any(old.endswith(_COUNTS) for old in every[0]):
+            self._notes.append(f"{_COUNTS!r} is that of {as_path(first.path)}")
+        self._made = list(made.values())
+        return weights._replace(tensors=changed), self._made
+
+    def _refuse_unlike(self, name: str, same: Sequence[LazyTensor]) -> None:
+        """Refuse tensors that cannot be averaged: of different shapes, or not of floats, and not equal."""
+        first = same[0]
+        for other, one in zip(self._others, same[1:], strict=True):
+            if one.shape != first.shape:
+                raise _refused(other, f"{name!r} is {list(one.shape)}, and {list(first.shape)} in the first")
+            if any(tensor.info.layout != "strided" or tensor.info.storage is None for tensor in (first, one)):
+                raise _refused(other, f"{name!r} is not of plain values")
+            if first.dtype in TARGETS and one.dtype in TARGETS:
+                continue
+            is_equal = first.dtype == one.dtype and all(a == b for a, b in _side_by_side([first, one]))
+            if not is_equal and not name.endswith(_COUNTS):
+                fact = f"{name!r} is {one.dtype}, of which no mean is made, and not equal to that in the first"
+                raise _refused(other, fact, "Leave it out with `exclude=`.")
+
+
+def _side_by_side(tensors: Sequence[LazyTensor]) -> Iterator[tuple[bytes, ...]]:
+    """Yield the same elements of tensors of one shape, a few megabytes at a time."""
+    yield from zip_longest(*(one.chunks(_PIECE_NUMEL * one.info.dtype.itemsize) for one in tensors), fillvalue=b"")

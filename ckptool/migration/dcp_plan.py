@@ -35,9 +35,8 @@ from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, most_nbytes_of
 from ckptool.migration.named_optimizers import NamedOptimizers
 from ckptool.migration.plan import METADATA, OutFile, Part, Plan, file_of_bytes, is_plain, split
-from ckptool.migration.torch_plan import EditedTree
+from ckptool.migration.torch_plan import EditedTree, torch_zip, torch_zip_nbytes
 from ckptool.migration.tree_rewriter import TreeRewriter
-from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, DictInBatches, Global, Inert, PairList, Pairs
 from ckptool.pickles.writer import write_pickle

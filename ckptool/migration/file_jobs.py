@@ -24,8 +24,8 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
 from ckptool.migration.make_plan import make_plan
+from ckptool.migration.output import Place
 from ckptool.migration.output.opening import SinkFolder, mode_of, open_place
-from ckptool.migration.output.parts import Place
 from ckptool.migration.plan import OutFile, Plan
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused

@@ -56,10 +56,9 @@ from ckptool.migration.output import real_path
 from ckptool.migration.output.editing import FileEdit, edit_in_place, not_in_place, open_for_editing, reader_of
 from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.report import MigrationReport
-from ckptool.migration.torch_plan import KeptLayout
+from ckptool.migration.torch_plan import Frame, KeptLayout, end_records
 from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
 from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file, reading_back
-from ckptool.migration.zip_writer import Frame, end_records
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Inert, PersistentId
 from ckptool.pickles.reader import gc_paused

@@ -27,15 +27,17 @@ from ckptool.names.renaming import Filter, Trials
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 from ckptool.recipes import requested_recipe
+from ckptool.recipes.apply import Move
+from ckptool.recipes.find import settings_of
 from ckptool.tensors.computed import ComputedWeight
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import TensorInfo, identity
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Casting
     from ckptool.recipes.apply import Move
     from ckptool.recipes.find import RequestedRecipe
     from ckptool.recipes.like import Route
-
 
 Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[ComputedWeight]]]
 """Puts weights of other files into those of a checkpoint; returns the weights, and those that are computed."""
@@ -123,17 +125,13 @@ def _of_everything(
 def _of_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes, layout: KeptLayout) -> Plan:
     """Return the plan of the files that weights become."""
     if changes.cut is not None:
-        from ckptool.migration.slices_plan import plan_slices  # few are cut
-
-        return plan_slices(plan, checkpoint, weights, changes)
+        return _of_slices(plan, checkpoint, weights, changes)
     if plan.form == "safetensors":
         from ckptool.migration import safetensors_plan
 
         plan = safetensors_plan.plan_weights(plan, checkpoint, weights, changes, layout.tensors_at)
         if changes.config_from is not None:
-            from ckptool.migration.config_files import config_files
-
-            plan = replace(plan, files=[*config_files(changes), *plan.files])
+            plan = replace(plan, files=[*safetensors_plan.config_files(changes), *plan.files])
         return plan
     if plan.form == "dcp":
         from ckptool.migration import dcp_plan  # most plans are of files
@@ -142,6 +140,52 @@ def _of_weights(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: C
     if plan.form == "model":
         plan, changes = replace(plan, location="cpu"), changes._replace(to="cpu")  # it is built there
     return torch_plan.plan_weights(plan, checkpoint, weights, changes, archive_root(plan.target))
+
+
+def _of_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Changes) -> Plan:
+    """
+    Return the plan of a folder with one file for each rank, which holds its slices; tied names stay tied in each.
+
+    Raises:
+        MigrationRefused: No rule matches a tensor, or a tensor cannot be cut by its rule.
+    """
+    from ckptool.recipes.apply import Move  # few are cut
+    from ckptool.recipes.slices import SliceRules, refuse_width, slices
+
+    rules, ranks = SliceRules(changes.join), changes.cut or 1
+    names = [rules.file_name(rank, plan.form) for rank in range(ranks)]
+    numbers = rules.numbers({**settings_of(checkpoint), **changes.recipe_arguments}, ranks)
+    own: list[dict[str, LazyTensor]] = [{} for _ in names]
+    known: dict[object, list[LazyTensor]] = {}
+    moves: list[Move] = []
+    for name, rule in rules.by_name(weights.tensors).items():
+        whole = weights.tensors[name]
+        refuse_width(rule, whole, weights.tensors, numbers)
+        place = (*identity(whole.info), rule.dim, rule.shares)
+        if place not in known:
+            known[place] = slices(rule, whole, ranks, numbers)
+        for tensors, tensor in zip(own, known[place], strict=True):
+            tensors[name] = LazyTensor(name, tensor.info)
+        if rule.dim is not None:
+            sides = ((name, whole.shape),), tuple((name, one.shape) for one in known[place])
+            moves.append(Move(f"cut {rule.text.rpartition('=')[2]}", *sides))
+    wholes, first = ({name: of[name].shape for name in weights.tensors} for of in (weights.tensors, own[0]))
+    selection.refuse_cut_apart(checkpoint, wholes, first, changes)
+    parts = []
+    for name, tensors in zip(names, own, strict=True):
+        taken = weights._replace(tensors=tensors)
+        one = replace(plan, target=name, weights=taken)
+        one = _of_weights(one, checkpoint, taken, changes._replace(cut=None), KeptLayout())
+        parts.append(replace(one, target=plan.target, files=[file._replace(name=name) for file in one.files]))
+    return replace(
+        parts[0],
+        parts=parts,
+        files=[file for one in parts for file in one.files],
+        is_folder=True,
+        expected=[pair for one in parts for pair in one.expected],
+        pickles=tuple(pickled for one in parts for pickled in one.pickles),
+        moves=(*plan.moves, *moves),
+    )
 
 
 def _prepared(
@@ -163,7 +207,7 @@ def _prepared(
     refuse_broken(weights.tensors.values())
     made: list[ComputedWeight] = []
     if changes.dequantize:
-        from ckptool.dense.weights import make_dense  # most plans make nothing dense
+        from ckptool.dense import make_dense  # most plans make nothing dense
 
         weights, dense = make_dense(checkpoint, weights, changes.dtype, saturate=changes.saturate)
         made += dense
@@ -288,7 +332,7 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, 
     """Return the form to write where none is named: by the target's suffix, else by the other changes."""
     suffix = "" if dst is None or is_folder(dst) else os.path.splitext(dst)[1].lower()
     if changes.cut is not None:
-        from ckptool.recipes.slice_rules import SliceRules
+        from ckptool.recipes.slices import SliceRules
 
         return SliceRules(changes.join).form
     if changes.max_shard_size is not None:

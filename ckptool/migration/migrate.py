@@ -36,7 +36,7 @@ from ckptool.torch_ops.devices import device_tag
 if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.migration.file_jobs import Writers
-    from ckptool.recipes.joining import Joined
+    from ckptool.recipes.slices import Joined
 
 if sys.version_info >= (3, 11):
     from typing import Unpack
@@ -232,8 +232,7 @@ def _joined(src: str, changes: Changes, limits: Limits) -> tuple[Joined | None, 
     """Return the joined slices, or None if the source is not slices, and the changes that are left to make."""
     if not changes.joins:
         return None, changes
-    from ckptool.recipes.joining import open_joined  # most are not in slices
-    from ckptool.recipes.slice_rules import SliceRules
+    from ckptool.recipes.slices import SliceRules, open_joined  # most are not in slices
 
     rules = SliceRules(changes.join)
     joining = open_joined(src, rules, changes.key, changes.weights, changes.recipe_arguments, limits)

@@ -239,7 +239,7 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     yield from plan.notes
     if plan.form == "safetensors" and plan.is_folder and changes.config_from is None:
-        from ckptool.migration.config_files import left_behind  # most write one file
+        from ckptool.migration.safetensors_plan import left_behind  # most write one file
 
         yield from left_behind(checkpoint)
     if _leaves_settings(checkpoint, plan):

@@ -33,7 +33,7 @@ from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.make_plan import form_of
 from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
-from ckptool.migration.tree_edits import metadata_node
+from ckptool.migration.torch_plan import metadata_node
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert

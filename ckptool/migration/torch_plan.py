@@ -2,27 +2,61 @@
 A checkpoint → a zip as ``torch.save`` writes it: the weights alone, or everything that the source holds.
 
 The pickled tree is written again with its storages numbered anew; the storages are copied byte for byte. No class is
-needed, and nothing runs.
+needed, and nothing runs. Nodes are never changed, as the checkpoint goes on using them: keys are renamed, entries left
+out, and whole models unwrapped by a ``TreeRewriter``, which gets their replacements.
+
+    <root>/data.pkl, .format_version, .storage_alignment, byteorder, data/0 …, version
+
+Members are stored, payloads begin at multiples of 64 bytes (an extra field "FB" holds the padding), sizes and CRC-32
+follow each payload in a descriptor, and the zip64 records are always there. See
+caffe2/serialize/inline_container.cc, PyTorchStreamWriter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from struct import pack
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from zlib import crc32
 
+from ckptool.archives.zips import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_MAGIC,
+    END,
+    END64,
+    END64_MAGIC,
+    END_MAGIC,
+    ENTRY,
+    ENTRY_MAGIC,
+    FLAG_DESCRIPTOR,
+    FLAG_UTF8,
+    FULL16,
+    FULL32,
+    LOCAL,
+    LOCAL_MAGIC,
+    LOCATOR,
+    LOCATOR_MAGIC,
+)
 from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
-from ckptool.checkpoints.weights import NameChanges, Weights, by_name
+from ckptool.checkpoints.entries import entries_at, to_drop
+from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, names_without, unwrapped
+from ckptool.checkpoints.quantized import within
+from ckptool.checkpoints.weights import NameChanges, Weights, by_name, prepare
 from ckptool.errors import MigrationRefused
 from ckptool.migration.changes import Changes
 from ckptool.migration.plan import METADATA, OutFile, Plan
-from ckptool.migration.tree_edits import edit, metadata_node, unwrap
 from ckptool.migration.tree_rewriter import TreeRewriter, same
-from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
+from ckptool.names import renaming
+from ckptool.names.wrappers import COMPANIONS, is_averaged_pair
+from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
 from ckptool.pickles.writer import shared_nodes, write_pickle
+from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo
@@ -200,3 +234,258 @@ def _expected(checkpoint: Checkpoint, weights: Weights) -> Iterator[tuple[str | 
         else:
             head = f"{weights.state_dict.head}{old}."
             yield from ((None, tensor.info) for one, tensor in checkpoint.tensors.items() if one.startswith(head))
+
+
+def edit(
+    checkpoint: Checkpoint, changes: NameChanges, drop: Sequence[str], rewriter: TreeRewriter
+) -> tuple[Mapping[str, str], Mapping[str, None], tuple[str, ...]]:
+    """
+    Rename the weights wherever they are in a checkpoint, and leave out entries by path or role.
+
+    Return the new full names of tensors and other entries by the old ones; the full names of weights that were not to
+    be taken, in order; and the paths of entries that go with everything in them.
+    """
+    edits: _Edits = {}  # both kinds of edits may meet in one mapping, which is replaced once
+    new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
+    dropped = _drop(checkpoint, drop, edits)
+    for one in edits.values():
+        rewriter.replace(one.node, one.mapping())
+    return new_names, left_out, dropped
+
+
+def unwrap(
+    root: Inert, walks: Iterable[tuple[str, StateDictWalk]], classes: frozenset[str], rewriter: TreeRewriter
+) -> dict[str, str]:
+    """
+    Take whole models out of wrappers of some classes, wherever they are in the tree.
+
+    Return the new full name of every tensor of the models that have such a wrapper.
+    """
+    new_names = {
+        f"{path}.{old}" if path else old: f"{path}.{new}" if path else new
+        for path, walk in walks
+        for old, new in names_without(walk, classes).items()
+    }
+    seen: set[int] = set()
+    todo = [root] if new_names else []  # without a name to change there is no wrapper to look for
+    while todo:
+        node = todo.pop()
+        if not nodes.is_container(node) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        inside = unwrapped(node, classes)
+        if inside is not None:
+            rewriter.replace(node, inside)
+        todo.extend(child for _, child in nodes.children(node))
+    return new_names
+
+
+def metadata_node(modules: dict[str, ModuleFacts]) -> Inert:
+    """Return the ``_metadata`` of a state dict: what each module wrote about itself, by its path."""
+    metadata = Call(_ORDERED_DICT, ())
+    metadata.pairs = [(path, _dict_node(facts)) for path, facts in modules.items()]
+    return metadata
+
+
+def _dict_node(facts: ModuleFacts) -> Dict:
+    return Dict([(key, _dict_node(fact) if isinstance(fact, dict) else fact) for key, fact in facts.items()])
+
+
+@dataclass
+class _Edit:
+    """The keys of a mapping to rename or remove."""
+
+    node: Inert
+    keys: dict[str | int, str | None] = field(default_factory=dict)
+    """New keys by old ones; None for keys that are removed."""
+    modules: dict[str, ModuleFacts] = field(default_factory=dict)
+
+    def mapping(self) -> Inert:
+        """Return the edited mapping, with ``modules`` as its metadata if it had metadata."""
+        keys = self.keys
+        pairs = [
+            (keys.get(key, key) if type(key) in (str, int) else key, value)
+            for key, value in nodes.mapping_pairs(self.node) or []
+            if not (type(key) in (str, int) and keys.get(key, key) is None)
+        ]
+        made = nodes.mapping_like(self.node, pairs)
+        if self.modules and isinstance(made, Call) and isinstance(made.state, Dict):
+            metadata = metadata_node(self.modules)
+            made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in made.state.pairs])
+        return made
+
+
+_Edits: TypeAlias = dict[int, _Edit]
+"""By the id of the mapping's node, as nodes have no hash."""
+
+
+def _rename_state_dicts(
+    checkpoint: Checkpoint, changes: NameChanges, edits: _Edits
+) -> tuple[dict[str, str], dict[str, None]]:
+    """Add the new keys of every state dict to ``edits``; return the new full names, and the names left out."""
+    new_names: dict[str, str] = {}
+    left_out: dict[str, None] = {}
+    for state_dict in by_name(checkpoint) if changes != NameChanges() else ():
+        own = changes
+        # An AveragedModel beside the model keeps its prefix "module.": training goes on with it. So does a state dict
+        # of averaged weights and others, of which stripping would leave only the averaged ones.
+        is_kept = state_dict is not checkpoint.weights and not COMPANIONS.isdisjoint(state_dict)
+        if is_kept or is_averaged_pair(state_dict):
+            own = changes._replace(rules=tuple(rule for rule in changes.rules if rule not in renaming.WRAPPER_RULES))
+        try:
+            weights = prepare(checkpoint, state_dict, own)
+        except MigrationRefused as error:
+            if not state_dict.key:
+                raise
+            hint = error.hint
+            if error.kind == "no-such-prefix" and any(_takes(checkpoint, one, own) for one in by_name(checkpoint)):
+                hint = "Take what has it alone, `key=`; or remove it where it is, `rename='^PREFIX='`."
+            raise MigrationRefused(f"in {state_dict.key!r}, {error.message}", kind=error.kind, hint=hint) from error
+        renamed = dict(weights.renamed)
+        gone = set(weights.dropped)
+        if not renamed and not gone:
+            continue
+        edit = edits.setdefault(id(state_dict.node), _Edit(state_dict.node))
+        edit.keys.update({**renamed, **dict.fromkeys(gone)})
+        edit.modules = weights.modules
+        head = state_dict.head
+        new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
+        left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
+        others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
+        inside = list(within(checkpoint.tensors, others)) if others else []
+        held = {entry for _, entry in inside}  # for these, the tensors inside are named
+        new_names.update(
+            (name, new) for name, new in others.items() if name[len(head) :] not in gone and name not in held
+        )
+        bare = (name for name in weights.dropped if name not in state_dict)
+        left_out |= dict.fromkeys(head + name for name in bare if head + name not in held)
+        for name, entry in inside:
+            if entry[len(head) :] in gone:
+                left_out[name] = None
+            else:
+                new_names[name] = others[entry] + name[len(entry) :]
+    return new_names, left_out
+
+
+def _takes(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) -> bool:
+    with suppress(MigrationRefused):
+        return bool(prepare(checkpoint, state_dict, changes))
+    return False
+
+
+def _drop(checkpoint: Checkpoint, drop: Sequence[str], edits: _Edits) -> tuple[str, ...]:
+    """Add the entries to leave out to ``edits``, and return their full paths."""
+    paths: dict[str, None] = {}
+    for path in (path for what in drop for path in to_drop(checkpoint, what)):
+        entries = list(entries_at(checkpoint.root, path))
+        if not entries:
+            raise MigrationRefused(
+                f"{path!r} cannot be dropped alone: it is inside a list or an object",
+                kind="nothing-to-drop",
+                hint="Drop the entry that it is in, or take the weights alone: `form='state_dict'`.",
+            )
+        for mapping, key in entries:
+            edits.setdefault(id(mapping), _Edit(mapping)).keys[key] = None
+        paths[path] = None
+    return tuple(paths)
+
+
+_T = TypeVar("_T")
+_ALIGNMENT: Final = 64
+_SMALL: Final = 5
+"""Number of members beside the storages."""
+_MADE_BY, _NEEDED = 798, 45  # what torch's writer puts into the zip64 record
+
+
+def torch_zip(
+    root: str, pickled: bytes, storages: Sequence[Payload], found: Sequence[int]
+) -> Iterator[bytes | Payload]:
+    """
+    Yield the parts of a zip whose storages ``0``, ``1``… are the payloads; offsets count from its first byte.
+
+    The caller adds each payload's CRC-32 to ``found`` before it takes the next part.
+    """
+    position, directory = 0, bytearray()
+    for name, part in _members(pickled, storages):
+        nbytes = len(part) if isinstance(part, bytes) else part.nbytes
+        frame = Frame(f"{root}/{name}".encode(), nbytes, position)
+        local = frame.local()
+        yield local
+        yield part
+        checksum = crc32(part) if isinstance(part, bytes) else found[-1]
+        descriptor = frame.descriptor(checksum)
+        yield descriptor
+        directory += frame.entry(checksum)
+        position += len(local) + nbytes + len(descriptor)
+    yield bytes(directory) + end_records(position, len(directory), len(storages) + _SMALL)
+
+
+def _members(pickled: bytes | _T, storages: Iterable[_T]) -> Iterator[tuple[str, bytes | _T]]:
+    yield "data.pkl", pickled
+    yield ".format_version", b"1"
+    yield ".storage_alignment", str(_ALIGNMENT).encode()
+    yield "byteorder", b"little"
+    yield from ((f"data/{index}", payload) for index, payload in enumerate(storages))
+    yield "version", b"3\n"
+
+
+def torch_zip_nbytes(root: str, pickled_nbytes: int, storages_nbytes: Sequence[int]) -> int:
+    """Return the size in bytes of what ``torch_zip`` yields."""
+    position = directory = 0
+    for name, part in _members(pickled_nbytes, storages_nbytes):
+        frame = Frame(f"{root}/{name}".encode(), part if isinstance(part, int) else len(part), position)
+        position += len(frame.local()) + frame.nbytes + len(frame.descriptor(0))
+        directory += len(frame.entry(0))
+    return position + directory + len(end_records(0, 0, 0))
+
+
+class Frame(NamedTuple):
+    """The records around a payload of ``nbytes`` bytes whose local header begins at ``header``."""
+
+    name: bytes
+    nbytes: int
+    header: int
+
+    def local(self) -> bytes:
+        """Return the local header, padded so that the payload begins at a multiple of 64."""
+        wide = self._wide()
+        start = self.header + LOCAL.size + len(self.name) + len(wide) + 4
+        padding = b"Z" * (-start % _ALIGNMENT)
+        extra = wide + pack("<2sH", b"FB", len(padding)) + padding
+        local = LOCAL.pack(LOCAL_MAGIC, 0, self._flags(), 0, 0, 0, 0, 0, 0, len(self.name), len(extra))
+        return local + self.name + extra
+
+    def descriptor(self, checksum: int) -> bytes:
+        """Return the descriptor that follows the payload."""
+        if not self.nbytes:
+            return b""
+        layout = DESCRIPTOR64 if self._wide() else DESCRIPTOR
+        return DESCRIPTOR_MAGIC + layout.pack(checksum, self.nbytes, self.nbytes)
+
+    def entry(self, checksum: int) -> bytes:
+        """Return the entry in the central directory."""
+        wide, size = self._wide(), min(self.nbytes, FULL32)
+        entry = (ENTRY_MAGIC, 0, 0, self._flags(), 0, 0, 0, checksum, size, size, len(self.name), len(wide))
+        return ENTRY.pack(*entry, 0, 0, 0, 0, min(self.header, FULL32)) + self.name + wide
+
+    def _flags(self) -> int:
+        return FLAG_UTF8 | (FLAG_DESCRIPTOR if self.nbytes else 0)
+
+    def _wide(self) -> bytes:
+        is_wide = self.nbytes >= FULL32 or self.header >= FULL32
+        return _wide_field(self.nbytes, self.header) if is_wide else b""
+
+
+def end_records(start: int, nbytes: int, count: int, comment: bytes = b"") -> bytes:
+    """Return the records after a directory that begins at ``start`` and has ``count`` entries in ``nbytes`` bytes."""
+    end64 = END64.pack(END64_MAGIC, 44, _MADE_BY, _NEEDED, 0, 0, count, count, nbytes, start)
+    locator = LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1)
+    short = (min(count, FULL16), min(count, FULL16), min(nbytes, FULL32), min(start, FULL32))
+    return end64 + locator + END.pack(END_MAGIC, 0, 0, *short, len(comment)) + comment
+
+
+def _wide_field(nbytes: int, header: int) -> bytes:
+    """Return the zip64 extra field with the values that do not fit into 32 bits."""
+    values = [nbytes, nbytes] if nbytes >= FULL32 else []
+    values += [header] if header >= FULL32 else []
+    return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values)

@@ -15,8 +15,8 @@ from ckptool import AmbiguousFile, LimitExceeded, Limits, MalformedFile, Truncat
 from ckptool.archives.tars import is_tar
 from ckptool.archives.zips import END_SEARCH, find_directory, read_zip
 from ckptool.errors import CkptoolError
-from ckptool.migration import zip_writer
-from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
+from ckptool.migration import torch_plan
+from ckptool.migration.torch_plan import torch_zip, torch_zip_nbytes
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource, Source
 from tests.archives.test_tars import archive_of, contents, extended, member, packed
@@ -250,10 +250,10 @@ def test_members_and_offsets_round_4_gib_are_read_as_they_were_written(sizes: tu
 
 @pytest.mark.parametrize("start", [FULL32 - 1, FULL32, FULL32 + 1])
 def test_a_directory_may_begin_round_4_gib(start: int) -> None:
-    frame, around = Frame(), zip_writer.Frame(b"x", start - 64 - 16, 0)
+    frame, around = Frame(), torch_plan.Frame(b"x", start - 64 - 16, 0)
     for part in (around.local(), SimpleNamespace(nbytes=around.nbytes), around.descriptor(0), around.entry(0)):
         frame.take(part)
-    frame.take(zip_writer.end_records(start, len(around.entry(0)), 1))
+    frame.take(torch_plan.end_records(start, len(around.entry(0)), 1))
 
     assert list(read_zip(frame)) == ["x"]
     assert end_record(frame)[3] == min(start, FULL32)

@@ -299,7 +299,7 @@ def test_what_nobody_wrote_is_not_published(folder: Path) -> None:
 def test_a_folder_that_is_removed_keeps_the_folders_in_it(folder: Path) -> None:
     (folder / "inside").mkdir()
     with pytest.raises(OSError, match="not empty"):
-        folders.parts.remove_folder(str(folder))
+        folders.remove_folder(str(folder))
 
     assert names_in(folder) == {"inside"}
 
@@ -334,7 +334,7 @@ def test_killed_at_every_system_call(folder: Path, processes: Processes, old: bo
     new = new_one(folder)
     whole = processes.run(job(source, target, kill_at=0, after=False, options=SHARDS))[0]
     assert whole.error is None
-    folders.parts.remove_folder(str(target))
+    folders.remove_folder(str(target))
     seen = []
     times = 1 if hasattr(os, "fork") else 5  # elsewhere each process begins anew, which takes seconds
     for at in [
@@ -357,11 +357,11 @@ def test_killed_at_every_system_call(folder: Path, processes: Processes, old: bo
         assert outcome.error in ("killed", None)
         assert outcome.error or (found == "new" and not left)
         seen.append(found)
-        folders.parts.remove_orphans(str(folder), target.name)  # as the next run does before anything else
+        folders.remove_orphans(str(folder), target.name)  # as the next run does before anything else
         assert found_in(target, before, new) == found  # what was moved aside has its name again
         assert names_in(folder) <= {source.name, target.name}
         if target.exists():
-            folders.parts.remove_folder(str(target))
+            folders.remove_folder(str(target))
     assert seen == sorted(seen, reverse=True)  # there is one moment at which it gets its name
     assert {"old", "new"} == set(seen)
 

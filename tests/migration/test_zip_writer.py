@@ -14,8 +14,8 @@ import torch
 
 from ckptool import migrate, open_checkpoint
 from ckptool.migration.plan import OutFile
+from ckptool.migration.torch_plan import torch_zip, torch_zip_nbytes
 from ckptool.migration.writing import fill
-from ckptool.migration.zip_writer import torch_zip, torch_zip_nbytes
 from tests import build
 from tests.bounds.sources import BytesPayload
 from tests.scale import exhaustive

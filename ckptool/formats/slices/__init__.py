@@ -8,7 +8,7 @@ Parts of models: slices of tensor parallelism and FSDP, and stages of pipelines.
 
 Names decide which files to compare (``numbering``), content decides whether they are parts (``evidence``): copies of
 one file look like slices, and so do files of one training at different times. Which tensors are cut, and along which
-dimension, is in the model alone: nothing is joined, unless rules describe it (``recipes.joining``).
+dimension, is in the model alone: nothing is joined, unless rules describe it (``recipes.slices``).
 
 Files of other sets (a shard, what one process wrote, what is kept beside the pieces of tensors) are recognised by their
 names, and by those in their folder.

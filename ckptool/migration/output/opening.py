@@ -25,13 +25,18 @@ from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.messages import counted, some
 from ckptool.migration.output import (
+    OLD_END,
     Output,
+    Place,
     copy_attributes,
     failed,
     mode_there,
-    parts,
+    new_name,
     real_path,
     refuse_full,
+    remove_folder,
+    remove_orphans,
+    remove_others,
     sync_folder,
 )
 from ckptool.sources.paths import is_remote
@@ -71,7 +76,7 @@ def open_sink(
     return RemoteOutput(as_remote(target), force=force, progress=progress)
 
 
-def open_place(place: parts.Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
+def open_place(place: Place, progress: Callable[[int, int], None] | None, mode: int) -> SinkFile:
     """Return the output for a file of another process's folder. Others may write the same file."""
     if not is_remote(place.path):
         return Output(place.path, force=True, progress=progress, shown=place.shown, mode=mode)
@@ -105,7 +110,7 @@ class OutputFolder(Closing):
         self._written = 0
         self._names: set[str] = set()
         self._beside = os.path.dirname(self.path)
-        parts.remove_orphans(self._beside, os.path.basename(self.path))
+        remove_orphans(self._beside, os.path.basename(self.path))
         self.replaced = self._refuse_what_is_there()
         """Names of the files in the folder that is to be replaced."""
         self._make()
@@ -131,11 +136,11 @@ class OutputFolder(Closing):
             self.reading_path(name), progress=progress, shown=os.path.join(self.path, name), mode=self._mode_of_files
         )
 
-    def elsewhere(self, name: str, nbytes: int) -> parts.Place:
+    def elsewhere(self, name: str, nbytes: int) -> Place:
         """Return where another process writes a file of ``nbytes`` bytes; they count as written from now on."""
         self._names.add(name)
         self._written += nbytes
-        return parts.Place(self.reading_path(name), os.path.join(self.path, name))
+        return Place(self.reading_path(name), os.path.join(self.path, name))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -154,7 +159,7 @@ class OutputFolder(Closing):
         if os.path.isdir(self.path):
             copy_attributes(self._fd, self.path)
         try:
-            parts.remove_others(self._temporary, self._names)  # left by processes that were killed as they wrote
+            remove_others(self._temporary, self._names)  # left by processes that were killed as they wrote
             sync_folder(self._temporary)
             aside = self._take_name(self._temporary)
         except OSError as error:
@@ -163,7 +168,7 @@ class OutputFolder(Closing):
         sync_folder(self._beside)
         for path in aside:
             with suppress(OSError):  # what cannot be removed has a name that says whose it is
-                parts.remove_folder(path)
+                remove_folder(path)
 
     def close(self) -> None:
         """Remove the folder if it has no name yet."""
@@ -171,7 +176,7 @@ class OutputFolder(Closing):
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             with suppress(OSError):
-                parts.remove_folder(temporary)
+                remove_folder(temporary)
         if fd >= 0:
             os.close(fd)  # it held the folder until now
 
@@ -205,7 +210,7 @@ class OutputFolder(Closing):
         return sorted(found)
 
     def _make(self) -> None:
-        self._temporary = parts.new_name(self.path)  # known before it exists: an interrupt leaves nothing
+        self._temporary = new_name(self.path)  # known before it exists: an interrupt leaves nothing
         try:
             os.mkdir(self._temporary)
             self._fd = system.open_at(None, self._temporary)
@@ -221,7 +226,7 @@ class OutputFolder(Closing):
                 with suppress(FileNotFoundError):  # others may take the name, or give it up, meanwhile
                     if not (self._force and stat.S_ISDIR(os.lstat(self.path).st_mode)):
                         raise self._exists()
-                    place = parts.new_name(self.path, parts.OLD_END)
+                    place = new_name(self.path, OLD_END)
                     system.rename(self.path, place)
                     aside.append(place)
         except BaseException:

@@ -13,7 +13,7 @@ from typing import Final
 
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration.output.parts import Place
+from ckptool.migration.output import Place
 from ckptool.sources.address import Remote, as_remote
 from ckptool.sources.remote.upload import Stored, Upload, exists, temporary
 from ckptool.sources.source import Progress

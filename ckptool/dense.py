@@ -1,7 +1,8 @@
 """
-Layouts of quantised weights that can be made dense: the tensors that one consists of, and what it becomes.
+Quantised weights as plain ones: which layouts can be made dense, from which tensors, computed while they are read.
 
 Shapes and types are compared here, from the index alone. What does not fit is refused by name, before a value is read.
+Scales, and all that has no meaning without them, are left out. Everything else stays as it is.
 
 - FP8, integers of 8 bits: https://github.com/huggingface/transformers; src/transformers/integrations/finegrained_fp8.py
 - MXFP4: the same; src/transformers/integrations/mxfp4.py
@@ -14,24 +15,32 @@ Shapes and types are compared here, from the index alone. What does not fit is r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.quantized import BY_TORCHAO
 from ckptool.checkpoints.quantized_layouts import FLOATS, FP8, INTEGERS, POWERS, Settings, Weight, scale_of
+from ckptool.checkpoints.weights import Weights
 from ckptool.errors import Failure, MigrationRefused
+from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import some
+from ckptool.tensors import dtypes
+from ckptool.tensors.computed import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
+from ckptool.tensors.tensor import identity
 
 _NUMBERS: Final = ("table", "inner_scale", "inner_table", "divisor", "factor")
 """Parts of a weight, other than scales, that are floats."""
-HALF: Final = ("bfloat16", "float16")
+_HALF: Final = ("bfloat16", "float16")
 _MOST_NBYTES: Final = 1 << 16
 _MOST_DIMS: Final = 64
 _FEWEST_ROWS: Final = 16
 """Fewest rows of a block in any library, except single rows."""
-OF_ACTIVATIONS: Final = re.compile(
+_OF_ACTIVATIONS: Final = re.compile(
     r"((^|[._])(input|output|act|activation|k|v|q|kv|prob)_?(global_)?(scale|zero_point|amax)(_inv|_ub)?|\.scale_input)\Z"
 )
 """Ends of the names of scales of activations and caches, of which a dense model has none."""
@@ -42,7 +51,7 @@ _READ_ELSEWHERE: Final = re.compile(
 )
 _ZERO_OFFSETS: Final = {"gptq": 1, "gptq_v2": 0, "auto_round": 0, "auto_round:gptqmodel": 0, "auto_round:auto_gptq": 1}
 """What is added to zeros, by the name of the layout in settings: of GPTQModel and AutoGPTQ, or of AutoRound."""
-PLAIN_OF_COMFY: Final = "float8_"
+_PLAIN_OF_COMFY: Final = "float8_"
 """Prefix of the names of ComfyUI's layouts in which scales are in the order of rows."""
 _OTHERWISE: Final = "Leave it out with `exclude=`, or dequantise it with what quantised it."
 _OTHER_ENDS: Final = {
@@ -86,7 +95,7 @@ class Found(NamedTuple):
     @property
     def type_of_scale(self) -> str:
         """The type of the scale if it has 16 bits, else the usual one."""
-        return self.scale.dtype if self.scale.dtype in HALF else self.usual
+        return self.scale.dtype if self.scale.dtype in _HALF else self.usual
 
     @property
     def says(self) -> Mapping[str, Any]:
@@ -99,14 +108,14 @@ class Found(NamedTuple):
 
     def refused(self, fact: str) -> MigrationRefused:
         """Return the error for a weight that is not what its names say."""
-        return not_dense(self.weight.name, fact)
+        return _not_dense(self.weight.name, fact)
 
     def unlike(self, shape: Sequence[int], scale: Sequence[int]) -> MigrationRefused:
         """Return the error for a shape that does not fit that of its scale."""
         return self.refused(f"its shape is {list(shape)}, and that of its scale {list(scale)}")
 
 
-def not_dense(weight: str, fact: str, hint: str = _OTHERWISE) -> MigrationRefused:
+def _not_dense(weight: str, fact: str, hint: str = _OTHERWISE) -> MigrationRefused:
     """Return the error for a weight that cannot be made dense."""
     return MigrationRefused(f"{weight!r} cannot be made dense: {fact}", kind="not-dense", hint=hint)
 
@@ -120,19 +129,19 @@ def dense_of(
     Raises:
         MigrationRefused: It has no scale, its layout is not known, or its parts do not fit each other.
     """
-    named, kind = scale_of(weight, tensors), KINDS.get(weight.rule)
+    named, kind = scale_of(weight, tensors), _KINDS.get(weight.rule)
     if "." in weight.rule:  # the name of a class
         hint = "Save it with its library in plain tensors, as to safetensors, or leave it out with `exclude=`."
-        raise not_dense(weight.name, f"it is an object of a class in a pickle, {weight.scheme}", hint)
+        raise _not_dense(weight.name, f"it is an object of a class in a pickle, {weight.scheme}", hint)
     if kind is None or named is None or not weight.is_scaled:
         has_scale = kind is None and weight.is_scaled
         what = f"{weight.scheme or weight.rule}{'' if has_scale else ', without a scale'}"
-        raise not_dense(weight.name, what, f"What can: {', '.join(sorted(KINDS))}. Leave it out with `exclude=`.")
+        raise _not_dense(weight.name, what, f"What can: {', '.join(sorted(_KINDS))}. Leave it out with `exclude=`.")
     end, scale = named
     found = Found(weight, end, tensors[weight.name], tensors[scale], tensors, settings, usual)
     if (text := found.beside("comfy_quant")) is not None:
         form = str(_object(found, text).get("format"))
-        if not form.startswith(PLAIN_OF_COMFY):
+        if not form.startswith(_PLAIN_OF_COMFY):
             raise found.refused(f"its layout is {form[:40]!r}, of ComfyUI")
     dense = kind(found)
     if odd := [key for key, part in dense.parts.items() if key in _NUMBERS and part.dtype not in FLOATS]:
@@ -142,16 +151,16 @@ def dense_of(
     return dense
 
 
-def refuse_unknown(weight: str, others: Sequence[str]) -> None:
+def _refuse_unknown(weight: str, others: Sequence[str]) -> None:
     """
     Refuse tensors that belong to a weight and are not used for it, unless they are known not to affect its values.
 
     Raises:
         MigrationRefused: There are such tensors: zeros, or a second scale, with names that the layout does not have.
     """
-    unknown = [one for one in others if not (OF_ACTIVATIONS.search(one) or _READ_ELSEWHERE.search(one))]
+    unknown = [one for one in others if not (_OF_ACTIVATIONS.search(one) or _READ_ELSEWHERE.search(one))]
     if unknown:
-        raise not_dense(weight, f"what {some(unknown)} does to it is not known")
+        raise _not_dense(weight, f"what {some(unknown)} does to it is not known")
 
 
 def _grid(found: Found, shape: tuple[int, ...], scale: tuple[int, ...], blocks: Sequence[Any] = ()) -> dict[str, int]:
@@ -311,7 +320,7 @@ def _four_bits(found: Found) -> Dense:
         raise found.refused("its 'quant_state' has no shape")
     if len(shape) > _MOST_DIMS or prod(shape) > 2 * values.nbytes:
         raise found.refused("the shape in its 'quant_state' does not fit its values")
-    if type(block) is not int or block < 2 or block & (block - 1) or dtype not in (*HALF, "float32"):
+    if type(block) is not int or block < 2 or block & (block - 1) or dtype not in (*_HALF, "float32"):
         raise found.refused(f"its 'quant_state' says blocks of {block!r}, and the type {dtype!r}")
     count = prod(shape)
     if values.nbytes != -(-count // 2) or found.scale.numel != -(-count // block):
@@ -433,7 +442,7 @@ def _integers(tensor: LazyTensor) -> list[int]:
     return [int.from_bytes(data[at : at + size], "little", signed=True) for at in range(0, len(data), size)]
 
 
-KINDS: Final[Mapping[str, Callable[[Found], Dense]]] = {
+_KINDS: Final[Mapping[str, Callable[[Found], Dense]]] = {
     "FP8": _plain,
     "integers": _plain,
     "quanto": _plain,
@@ -448,3 +457,147 @@ KINDS: Final[Mapping[str, Callable[[Found], Dense]]] = {
     "MXFP4": _mxfp4,
 }
 """By the names of the layouts in ``quantized_layouts``."""
+
+
+_OF_QUANTO: Final = ("input_scale", "output_scale")
+_OF_CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder")
+"""Types of models of transformers that keep the weights of these layers (``_CONV1D``) as [inputs, outputs]."""
+_UNKNOWN_MODEL: Final = ", [outputs, inputs]; GPT-2 wants [inputs, outputs], and no config.json says which model it is"
+_CONV1D: Final = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.[^.]+\Z")
+
+
+class DenseSource(ComputedWeight):
+    """The bytes of a dense weight, computed while they are read from the first to the last."""
+
+    def __init__(self, name: str, dense: Dense, scheme: str, dtype: str, *, saturate: bool) -> None:
+        nbytes, said = prod(dense.shape) * dtypes.BY_NAME[dtype].itemsize, f"{scheme} before, dense now, in {dtype}"
+        super().__init__(name, nbytes, said, list(dense.parts.values()))
+        self.dense = dense
+        self._dtype = dtype
+        self._saturate = saturate
+
+    def made(self) -> Iterator[bytes]:
+        from ckptool.torch_ops.dequantize import HOW, packed, transposed  # no other migration needs torch
+
+        dense = self.dense
+        parts = {name: tensor.torch() for name, tensor in dense.parts.items()}
+        values = HOW[dense.how](parts, dense.facts)
+        values = transposed(values, dense.shape[0]) if dense.is_turned else values
+        return packed(values, self._dtype, self.name, saturate=self._saturate)
+
+
+def _is_of_activations(path: str, tensors: Mapping[str, LazyTensor], around: Collection[str]) -> bool:
+    """
+    Return whether a number scales activations or caches, or marks a file.
+
+    It is in a module ``around`` quantised weights; or is one of the two that quanto gives a norm without such weights.
+    """
+    tensor, (module, _, name) = tensors[path], path.rpartition(".")
+    is_marker = name == "scaled_fp8" and tensor.dtype in FP8
+    is_scale = tensor.numel == 1 and _OF_ACTIVATIONS.search(path) is not None
+    is_pair = name in _OF_QUANTO and all(f"{module}.{one}" in tensors for one in _OF_QUANTO)
+    return is_marker or (is_scale and (module in around or is_pair))
+
+
+def _refuse_comfy(checkpoint: Checkpoint) -> None:
+    """Refuse a file whose header says that scales are in an order that only kernels use."""
+    forms = re.findall(r'"format"\s*:\s*"(\w{1,40})"', checkpoint.metadata.get("_quantization_metadata", ""))
+    if other := next((one for one in forms if not one.startswith(_PLAIN_OF_COMFY)), None):
+        raise MigrationRefused(f"it cannot be made dense: its layout is {other!r}, of ComfyUI", kind="not-dense")
+
+
+def _are_same(one: Dense, other: Dense) -> bool:
+    """Return whether two names of the same values are one weight: their scales may be copies."""
+    from ckptool.torch_ops.differences import differ  # few are tied
+
+    if one._replace(parts={}) != other._replace(parts={}) or one.parts.keys() != other.parts.keys():
+        return False
+    pairs = [(part, other.parts[key]) for key, part in one.parts.items()]
+    return all(a.shape == b.shape and a.dtype == b.dtype and not differ(a, b) for a, b in pairs)
+
+
+def _usual_type(plain: Sequence[LazyTensor]) -> str:
+    """Return the 16-bit type that most plain elements have; if none has, float32 if any is, else bfloat16."""
+    usual = Counter[str]()
+    for tensor in plain:
+        usual[tensor.dtype] += tensor.numel
+    found = [dtype for dtype, _ in usual.most_common() if dtype in _HALF]
+    return found[0] if found else "float32" if usual["float32"] else _HALF[0]
+
+
+def make_dense(
+    checkpoint: Checkpoint, weights: Weights, dtype: str | None = None, *, saturate: bool = False, at_once: bool = False
+) -> tuple[Weights, list[DenseSource]]:
+    """
+    Return weights in which the quantised ones are dense, and the sources that compute these.
+
+    ``dtype`` is the type of the dense weights; by default that of their scales if it has 16 bits, or what the layout
+    says, or bfloat16. Changes of names are kept. The bytes of a dense weight are computed each time that they are read:
+    in order, or ``at_once`` for readers that take pieces in any order.
+
+    Raises:
+        MigrationRefused: Nothing is quantised; or a weight has no scale, a layout that cannot be made dense, parts that
+            do not fit, or a name that does not show any more what it is.
+    """
+    found = quantization_of(checkpoint)
+    if found is None or not found.bound:
+        raise MigrationRefused(
+            "nothing in it is quantised, as far as is known", kind="not-quantised", hint="Leave out `dequantize=`."
+        )
+    _refuse_comfy(checkpoint)
+    head = weights.state_dict.head
+    new = {head + old: name for name, old in weights.old_names.items() if name in weights.tensors}
+    there = {**checkpoint.tensors, **{path: weights.tensors[name] for path, name in new.items()}}  # with what is tied
+    chosen = {one.name: (one, others) for one, others in found.bound if one.name in new}
+    made: dict[str, tuple[str, LazyTensor]] = {}
+    sources: list[DenseSource] = []
+    tied: dict[object, DenseSource] = {}
+    gone = {other for _, others in chosen.values() for other in others} - chosen.keys()
+    around = {path[:end] for path in chosen for end, char in enumerate(path) if char == "."}
+    gone |= {path for path in new if _is_of_activations(path, there, around)}
+    plain = _usual_type([there[path] for path in new if path not in gone and path not in chosen])
+    model = object_beside(checkpoint.path, checkpoint.source, "config.json").get("model_type")
+    for path, (weight, others) in chosen.items():
+        dense = dense_of(weight, there, found.settings, plain)
+        may_turn = _CONV1D.search(path) is not None and len(dense.shape) == 2
+        if may_turn and model in _OF_CONV1D:
+            dense = dense._replace(shape=dense.shape[::-1], is_turned=True)
+        used = {id(part) for part in dense.parts.values()}
+        _refuse_unknown(path, [one for one in others if id(there.get(one)) not in used])
+        name = new[path]
+        if not name.endswith(dense.end):
+            hint = "Make it dense first, and change names afterwards."
+            raise MigrationRefused(
+                f"{path!r} is called {name!r} now: what it is cannot be known", kind="not-dense", hint=hint
+            )
+        name = name[: len(name) - len(dense.end)] + dense.new_end
+        own = dtype or dense.dtype
+        memory = identity(dense.parts["values"].info)
+        source = tied.get(memory)
+        if source is None or not _are_same(source.dense, dense):
+            source = tied[memory] = DenseSource(name, dense, weight.scheme, own, saturate=saturate)
+            source.is_compressed = at_once
+            source.said += _UNKNOWN_MODEL if may_turn and model is None else ""
+            sources.append(source)
+        info = source.tensor(there[path].info, dtypes.BY_NAME[own], dense.shape)
+        made[path] = name, LazyTensor(name, info)
+    tensors: dict[str, LazyTensor] = {}
+    old_names = dict(weights.old_names)
+    for name, tensor in weights.tensors.items():
+        path = head + weights.old_names[name]
+        if path in gone:
+            del old_names[name]
+            continue
+        dense_name, one = made.get(path, (name, tensor))
+        if path not in made and tensor.dtype in FP8:
+            raise MigrationRefused(f"{path!r} is of type {tensor.dtype}, and has no scale", kind="not-dense")
+        if dense_name in tensors or (dense_name != name and dense_name in weights.old_names):
+            raise MigrationRefused(f"two tensors would be called {dense_name!r}", kind="not-dense")
+        tensors[dense_name] = one
+        old_names[dense_name] = old_names.pop(name)
+    left = tuple(old for name, old in weights.old_names.items() if head + old in gone)
+    texts = weights.texts
+    if BY_TORCHAO in checkpoint.metadata:
+        texts = tuple((key, text) for key, text in texts if key != BY_TORCHAO and not text.startswith('{"_type"'))
+    made_of = weights._replace(tensors=tensors, old_names=old_names, dropped=(*weights.dropped, *left), texts=texts)
+    return made_of, sources

@@ -1,1 +1,0 @@
-"""Make quantised weights dense: plain weights with the same values."""
