@@ -29,7 +29,7 @@ from ckptool.formats.json_beside import object_beside, quantization_of
 from ckptool.formats.strict_json import parse_object
 from ckptool.messages import some
 from ckptool.tensors import dtypes
-from ckptool.tensors.computed import ComputedWeight
+from ckptool.tensors.payloads import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

@@ -11,7 +11,7 @@ from ckptool.checkpoints.summary import Summary
 from ckptool.diffing.report import DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.trees import Change as Difference
 from ckptool.diffing.values import ValueDiff
-from ckptool.formats.runnable.acts import Act
+from ckptool.formats.runnable import Act
 from ckptool.inspecting.inspect import InspectReport
 from ckptool.migration.casting import Cast
 from ckptool.migration.report import FileFacts, MigrationReport, WrittenFile

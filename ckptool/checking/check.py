@@ -19,7 +19,7 @@ from ckptool.checking.torch_load import GlobalUse
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, Failure, MalformedFile, MissingPackage, TruncatedFile, about, drop_tracebacks
 from ckptool.formats import member_in, open_checkpoint
-from ckptool.formats.runnable.acts import Act, Survey, reached
+from ckptool.formats.runnable import Act, Survey, reached
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, cut, show, show_nbytes, some
 from ckptool.pickles.alarms import Grade

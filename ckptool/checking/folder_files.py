@@ -20,7 +20,7 @@ from ckptool.checking.safety import merged, modules_beside
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure, FileUnavailable, NotACheckpoint, UnknownFormat
 from ckptool.formats import folder_source, open_checkpoint, other_programs
-from ckptool.formats.runnable.acts import Survey
+from ckptool.formats.runnable import Survey
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.runnable.programs import of_settings
 from ckptool.limits import DEFAULT_LIMITS, Limits

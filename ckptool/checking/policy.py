@@ -22,7 +22,7 @@ from ckptool.checking import safety
 from ckptool.checking.check import CheckReport, answers
 from ckptool.checking.finding import CODES, Finding, Severity
 from ckptool.errors import Failure, MalformedFile, NotACheckpoint, UnknownFormat, about
-from ckptool.formats.runnable.acts import Act, reached
+from ckptool.formats.runnable import Act, reached
 from ckptool.formats.runnable.pickle_search import MOST_LISTED
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import Grade

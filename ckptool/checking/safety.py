@@ -22,13 +22,12 @@ from ckptool.checking.finding import Advice, Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import Failure
 from ckptool.formats import other_programs
-from ckptool.formats.runnable.acts import Act, Survey, place
+from ckptool.formats.runnable import Act, Survey, place
 from ckptool.formats.runnable.pickle_search import Search
 from ckptool.formats.torch_zip import may_be_unpickled
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import show, some
-from ckptool.pickles.alarms import canonical
-from ckptool.pickles.dangerous_names import NATIVE, SETTINGS, SOURCE, words
+from ckptool.pickles.alarms import NATIVE, SETTINGS, SOURCE, canonical, words
 from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import gc_paused, read_as_far
 from ckptool.pickles.weights_only import is_allowed

@@ -15,7 +15,7 @@ from ckptool.errors import DamagedFile, UnsupportedFeature
 from ckptool.messages import show_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
-from ckptool.pickles.plain_values import plain_value
+from ckptool.pickles.values import plain_value
 from ckptool.sources.source import Source, remote_under
 from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct, identity

@@ -15,7 +15,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, once, walk_of
 from ckptool.checkpoints.roles import NO_WEIGHTS
 from ckptool.names.wrappers import ADDED_BY, HEADS, heads_of, prefixes_of
 from ckptool.pickles import nodes
-from ckptool.pickles.describe import scalar_of
+from ckptool.pickles.values import scalar_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import StorageRef, TensorInfo, distinct, storages_of
 

@@ -16,8 +16,8 @@ from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.contents import groups_of, parameter_numbers
 from ckptool.errors import Failure
 from ckptool.pickles import nodes
-from ckptool.pickles.describe import scalar_of
 from ckptool.pickles.nodes import Call, Dict, Inert, Pairs
+from ckptool.pickles.values import scalar_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

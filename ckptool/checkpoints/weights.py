@@ -495,7 +495,7 @@ def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, tuple[M
 def _with_type(name: str, entry: LazyTensor | Inert) -> str:
     """Return the name of an entry with its type, as text."""
     if not isinstance(entry, LazyTensor):
-        from ckptool.pickles.describe import kind_of
+        from ckptool.pickles.values import kind_of
 
         return f"{name!r} ({kind_of(entry)})"
     info = entry.info

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.pickles import nodes
-from ckptool.pickles.describe import describe
 from ckptool.pickles.nodes import Block, Call, Dict, Global, Inert, Pairs, PersistentId, Set
 from ckptool.pickles.numpy_values import array_of, encoded_bytes, numpy_scalar
+from ckptool.pickles.values import describe
 
 ABSENT: Final = "nothing"
 NOTHING: Final = Global("", ABSENT)

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ckptool.errors import Failure
 from ckptool.messages import cut
-from ckptool.pickles.dangerous_names import SETTINGS, SOURCE
+from ckptool.pickles.alarms import SETTINGS, SOURCE
 from ckptool.sources.source import Source
 
 Known: TypeAlias = tuple[str, str, str | None]

@@ -16,8 +16,8 @@ from ckptool.formats.filenames import ADAPTER
 from ckptool.messages import FORMS, counted, counts, rough, show, show_nbytes, some
 from ckptool.names.matching import wrappers_off
 from ckptool.names.wrappers import COMPONENTS, prefix_facts
-from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Call, Inert, class_name
+from ckptool.pickles.values import describe, kind_of, scalar_of
 from ckptool.sections import Fact, Section, cut_middle
 from ckptool.sources.paths import command_line
 

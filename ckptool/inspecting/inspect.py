@@ -26,9 +26,8 @@ from ckptool.inspecting.head import SCHEMA, adapter_in, family_in, findings_of, 
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut, show
 from ckptool.pickles import nodes
-from ckptool.pickles.describe import describe, kind_of, scalar_of
 from ckptool.pickles.nodes import Inert
-from ckptool.pickles.plain_values import plain_value
+from ckptool.pickles.values import describe, kind_of, plain_value, scalar_of
 from ckptool.sections import Section, as_json, html_of, text_of
 from ckptool.sources.files import Origin
 from ckptool.tensors.pieces import Cut, cut_of

@@ -23,8 +23,8 @@ from ckptool.errors import LimitExceeded, UnsupportedFeature
 from ckptool.messages import cut, show, some
 from ckptool.names.wrappers import COMPONENTS
 from ckptool.pickles import nodes
-from ckptool.pickles.describe import describe, scalar_of
 from ckptool.pickles.nodes import Global, Inert
+from ckptool.pickles.values import describe, scalar_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 

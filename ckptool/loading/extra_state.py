@@ -22,7 +22,7 @@ from ckptool.errors import UnsupportedFeature, first_line
 from ckptool.loading.memory.assembly import Assembly
 from ckptool.pickles import nodes as inert
 from ckptool.pickles.nodes import Call, Global, Inert
-from ckptool.pickles.plain_values import no_plain_value, plain_value
+from ckptool.pickles.values import no_plain_value, plain_value
 from ckptool.tensors import dtypes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder

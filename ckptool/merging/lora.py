@@ -30,7 +30,7 @@ from ckptool.messages import as_path, counted, quoted, some
 from ckptool.migration.casting import TARGETS, Memory, memory_of
 from ckptool.names.renaming import by_likeness
 from ckptool.sources.paths import is_remote
-from ckptool.tensors.computed import ComputedWeight
+from ckptool.tensors.payloads import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 
 END: Final = re.compile(

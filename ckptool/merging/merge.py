@@ -32,7 +32,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.names.renaming import Filter
 from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Progress
-from ckptool.tensors.computed import ComputedWeight
+from ckptool.tensors.payloads import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops import check_installed
 

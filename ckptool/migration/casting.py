@@ -17,9 +17,8 @@ from ckptool.errors import MigrationRefused
 from ckptool.messages import MANY_ZEROED, counted, some, zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
 from ckptool.tensors import dtypes
-from ckptool.tensors.computed import ComputedSource
 from ckptool.tensors.dtypes import DType
-from ckptool.tensors.payloads import Payload, StoragePayload
+from ckptool.tensors.payloads import ComputedSource, Payload, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

@@ -29,7 +29,7 @@ from ckptool.pickles import nodes
 from ckptool.recipes import requested_recipe
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
-from ckptool.tensors.computed import ComputedWeight
+from ckptool.tensors.payloads import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 

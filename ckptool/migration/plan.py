@@ -15,8 +15,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted
 from ckptool.migration.changes import DeviceTags, TargetForm
-from ckptool.tensors.computed import ComputedWeight
-from ckptool.tensors.payloads import Payload
+from ckptool.tensors.payloads import ComputedWeight, Payload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
 

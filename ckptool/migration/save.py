@@ -37,7 +37,7 @@ from ckptool.migration.torch_plan import metadata_node
 from ckptool.names import renaming
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert
-from ckptool.pickles.plain_values import plain_value
+from ckptool.pickles.values import plain_value
 from ckptool.sources.source import BytesSource, Progress
 from ckptool.tensors.payloads import have_same_bytes
 from ckptool.tensors.reading import LazyTensor

@@ -293,7 +293,7 @@ def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> 
     """Return the weights without entries that ``torch.load`` refuses; raise MigrationRefused unless ``drop``."""
     refused = dict(_refused(checkpoint, weights.others)) if weights.others else {}
     if refused and not drop:
-        from ckptool.pickles.describe import kind_of
+        from ckptool.pickles.values import kind_of
 
         entries = {name: weights.others[name] for name in refused}
         named = [f"{name!r} ({kind_of(entry)}: {refused[name]})" for name, entry in entries.items()]

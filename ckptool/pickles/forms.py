@@ -15,7 +15,7 @@ from math import prod
 from operator import mul
 from typing import Final, TypeAlias
 
-from ckptool.pickles.dangerous_names import words
+from ckptool.pickles.alarms import words
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, Set, lookup, state_pairs
 
 LONGEST_NUMBER: Final = 1000

@@ -15,7 +15,6 @@ from typing import Final
 
 from ckptool.errors import Failure
 from ckptool.pickles import alarms, nodes
-from ckptool.pickles import dangerous_names as table
 from ckptool.pickles.alarms import Grade, How, Verdict, call_text, cut_text
 from ckptool.pickles.constructions import (
     AXIS_NBYTES,
@@ -37,7 +36,7 @@ from ckptool.sources.source import BytesSource, Source
 
 PROGRAM: Final = "__torch__"
 """The package of TorchScript's classes, which Python does not import."""
-_OF_PROGRAM: Final = re.compile(rf"{PROGRAM}\.(?!torch\.classes\.(?!(?:{'|'.join(sorted(table.PACKED))})\.))").match
+_OF_PROGRAM: Final = re.compile(rf"{PROGRAM}\.(?!torch\.classes\.(?!(?:{'|'.join(sorted(alarms.PACKED))})\.))").match
 """Matches classes that are the program's own, or C++ classes of packed weights, but no other C++ classes."""
 _FORM: Final = "is not of a form that is known to only make data"
 _LOADER: Final = "what the loader has for an id"
@@ -48,7 +47,7 @@ _SPLIT: Final = Verdict(
     "system",
     "a split frame",
     "calls",
-    table.UNFOLLOWED,
+    alarms.UNFOLLOWED,
     lambda: "a frame that ends inside an opcode or goes on after the pickle, so that loaders read other opcodes",
 )
 _MAKE_OBJECTS: Final = ("copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__")
@@ -110,7 +109,7 @@ class Judge:
                 grade: Grade = "system" if nodes.is_sourced_object(node.pid) else "code"
                 named = nodes.global_of(node)
                 name = alarms.canonical(named.module, named.name) if named is not None else _LOADER
-                yield pickle.start, Verdict(grade, name, "asks", table.FILES, partial(cut_text, node.pid))
+                yield pickle.start, Verdict(grade, name, "asks", alarms.FILES, partial(cut_text, node.pid))
         yield from self._calls(pickle, values)
         for odd in pickle.oddities:
             yield odd.offset, _of_oddity(odd)
@@ -118,8 +117,8 @@ class Judge:
             yield pickle.start, _other("a key", "of which Python may not take the hash at once")
 
     def _reference(self, named: Global, name: str) -> Iterator[Verdict]:
-        if re.fullmatch(table.ACTING, named.module):
-            yield Verdict("system", named.module, "calls", table.IMPORTED, lambda: named.module)
+        if re.fullmatch(alarms.ACTING, named.module):
+            yield Verdict("system", named.module, "calls", alarms.IMPORTED, lambda: named.module)
         shown = alarms.canonical(named.module, named.name)
         package = alarms.package_of(name)
         if package not in _ALWAYS_IMPORTED and (beside := self.beside()) is not None:
@@ -289,11 +288,11 @@ def _of_unnamed(call: Call, how: How, *, is_wary: bool) -> Verdict:
     maker = nodes.global_of(func.func) if type(func) is Call else None
     name = alarms.canonical(maker.module, maker.name) if maker is not None else cut_text(func)
     if type(func) is Unknown:
-        return Verdict("system", func.why, how, table.UNFOLLOWED, partial(call_text, func.why, call.args))
+        return Verdict("system", func.why, how, alarms.UNFOLLOWED, partial(call_text, func.why, call.args))
     grade: Grade = "system" if maker is not None and how == "calls" and alarms.is_maker(name) else "code"
-    why = table.EVALUATES if grade == "system" else table.UNFOLLOWED
+    why = alarms.EVALUATES if grade == "system" else alarms.UNFOLLOWED
     if is_wary and grade == "code" and (given := alarms.passed((call.args,))) is not None:
-        grade, why = "system", f"{table.PASSED}: {given}"
+        grade, why = "system", f"{alarms.PASSED}: {given}"
     return Verdict(grade, name, how, why, partial(call_text, name, call.args))
 
 
@@ -301,20 +300,20 @@ def _why_of_state(call: Call, *, is_wary: bool) -> str | None:
     if not is_wary:
         return None
     found = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
-    return f"{table.PASSED}: {found}" if found is not None else None
+    return f"{alarms.PASSED}: {found}" if found is not None else None
 
 
 def _of_oddity(odd: Oddity) -> Verdict:
     """Return the verdict of a change to an object that is not the pickle's own, or of a second state."""
     target = odd.target
     if odd.how == "refers":
-        return Verdict("code", target.why, "refers", table.UNFOLLOWED, lambda: target.why)
+        return Verdict("code", target.why, "refers", alarms.UNFOLLOWED, lambda: target.why)
     named = nodes.global_of(target)
     name = alarms.canonical(named.module, named.name) if named is not None else nodes.class_name(target)
     is_outside = named is not None or type(target) in (PersistentId, Unknown)
     is_given = alarms.passed((odd.given,)) or (type(target) is Call and alarms.as_method(target.state))
     grade: Grade = "system" if is_outside or is_given else "code"
-    return Verdict(grade, name, odd.how, table.CHANGED, lambda: f"{name} gets {cut_text(odd.given)}")
+    return Verdict(grade, name, odd.how, alarms.CHANGED, lambda: f"{name} gets {cut_text(odd.given)}")
 
 
 def _other(name: str, why: str) -> Verdict:

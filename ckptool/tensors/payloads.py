@@ -1,7 +1,8 @@
 """
 Payloads: the bytes of a storage or a tensor, to be copied in chunks, with their checksum.
 
-A payload is read in bounded pieces and never as a whole, so that memory does not grow with its size.
+A payload is read in bounded pieces and never as a whole, so that memory does not grow with its size. Also sources whose
+bytes are computed while they are read in order, for example those of a cast tensor.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from ckptool.errors import DamagedFile
+from ckptool.cancellation import steps
+from ckptool.errors import DamagedFile, OutputFailed
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.checksums import checksum_of_range
 from ckptool.sources.files import file_under
+from ckptool.sources.source import Source
+from ckptool.tensors.dtypes import DType
 from ckptool.tensors.pieces import Extent, PiecesSource, Place, file_of, place_of
 from ckptool.tensors.reading import LazyTensor, in_memory, swapped
-from ckptool.tensors.tensor import StorageRef, TensorInfo, storages_of
+from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major, storages_of
 
 
 def check_storages(tensors: Iterable[LazyTensor], copied: Iterable[Payload]) -> None:
@@ -163,3 +167,66 @@ def have_same_bytes(one: TensorInfo, other: TensorInfo, limits: Limits = DEFAULT
     """Return whether two tensors have the same bytes in row-major order; both must have a storage."""
     sides = (LazyTensor("", info).chunks(CHUNK_NBYTES, limits=limits) for info in (one, other))
     return all(a == b for a, b in zip_longest(*sides))
+
+
+class ComputedSource(Source):
+    """``nbytes`` bytes that are computed in pieces, in order, anew each time that it is read from offset 0."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.name = name
+        self._pieces: Iterator[bytes] = iter(())
+        self._ahead = b""
+        self._position = 0
+
+    def made(self) -> Iterator[bytes]:
+        """Yield all bytes in pieces, computed anew."""
+        raise NotImplementedError
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return ``nbytes`` bytes. The offset must be 0, to begin again, or the end of the last read."""
+        if offset == 0:
+            self._pieces, self._ahead, self._position = self.made(), b"", 0
+        if offset != self._position:
+            raise OutputFailed(f"tensor {self.name!r} was not read in order", kind="output-failed")
+        found = [self._ahead]
+        missing = nbytes - len(self._ahead)
+        while missing > 0:
+            found.append(next(self._pieces))
+            missing -= len(found[-1])
+        last = found.pop()
+        end = len(last) + missing
+        self._ahead = last[end:]
+        self._position += nbytes
+        if self._position >= self.nbytes:
+            self._pieces = iter(())  # frees the memory of their inputs
+        return b"".join((*found, last[:end]))
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer, in pieces of at most 4 MiB."""
+        for part in steps(buffer, self.cancellation):
+            part[:] = self.read(offset, part.nbytes)
+            offset += part.nbytes
+
+    @property
+    def was_read(self) -> bool:
+        """Whether any of it was read."""
+        return self._position > 0
+
+    def tensor(self, like: TensorInfo, dtype: DType, shape: tuple[int, ...] | None = None) -> TensorInfo:
+        """Return the facts of a tensor with these bytes and this dtype, and by default the shape; else as ``like``."""
+        location = like.storage.location if like.storage is not None else like.location
+        storage, size = StorageRef(self.name, location, self.nbytes, self, 0), like.shape if shape is None else shape
+        made = like._replace(dtype=dtype, shape=size, stride=row_major(size), storage_offset=0, storage=storage)
+        return made._replace(conj=False, neg=False, parts=())
+
+
+class ComputedWeight(ComputedSource):
+    """The bytes of a weight that is computed from others."""
+
+    def __init__(self, name: str, nbytes: int, said: str, parts: Sequence[LazyTensor]) -> None:
+        super().__init__(name, nbytes)
+        self.said = said
+        """How it is made, as text for people; many weights have the same."""
+        self.parts = parts
+        """The tensors that it is made from, besides the one that had its name."""

@@ -31,7 +31,7 @@ from ckptool.archives.zips import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.checkpoints.parsed import Part, Stream
 from ckptool.errors import Failure, FileUnavailable, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs
-from ckptool.formats.runnable.acts import Act, Name, Survey, place
+from ckptool.formats.runnable import Act, Name, Survey, place
 from ckptool.formats.torch_legacy import end_of_stream, is_legacy
 from ckptool.limits import PADDING_NBYTES, Limits
 from ckptool.messages import counted, cut

@@ -21,10 +21,9 @@ from typing import Any, Final, TypeAlias
 
 from ckptool.errors import Failure, LimitExceeded
 from ckptool.formats.other_programs import NEMO
-from ckptool.formats.runnable.acts import Act, of_kind, of_program, place
+from ckptool.formats.runnable import Act, of_kind, of_program, place
 from ckptool.messages import counted, cut, show_nbytes
-from ckptool.pickles.alarms import is_known, reaching
-from ckptool.pickles.dangerous_names import (
+from ckptool.pickles.alarms import (
     CALLED_CLASSES,
     EVALUATES,
     FILES,
@@ -34,6 +33,8 @@ from ckptool.pickles.dangerous_names import (
     SETTINGS,
     SOURCE,
     UNFOLLOWED,
+    is_known,
+    reaching,
     words,
 )
 from ckptool.pickles.judge import is_listed
