@@ -128,8 +128,22 @@ class CheckReport(NamedTuple):
             "worst": self.worst,
             "verdict": self.verdict,
             "findings": [one._asdict() for one in self.findings],
-            "globals": [_global(one) for one in self.globals],
-            "acts": [_act(one) for one in self.acts],
+            "globals": [
+                {
+                    "name": cut(one.name, _LONGEST),
+                    "allowed": one.is_allowed,
+                    "record": one.record or None,
+                    "offset": one.offset,
+                    "nested_at": one.nested_at,
+                }
+                for one in self.globals
+            ],
+            "acts": [
+                one._asdict()
+                | {name: cut(getattr(one, name), _LONGEST) for name in ("name", "text", "package")}
+                | {"record": one.record or None}
+                for one in self.acts
+            ],
             "grade": self.grade,
             "unseen": [cut(one, _LONGEST) for one in self.unseen],
         }
@@ -191,21 +205,6 @@ class CheckReport(NamedTuple):
         return f"every byte was read{values}; {share} {self.records:,} records match their checksums"
 
 
-def _act(one: Act) -> dict[str, object]:
-    name, text, package = (cut(text, _LONGEST) for text in (one.name, one.text, one.package))
-    return one._asdict() | {"name": name, "text": text, "package": package, "record": one.record or None}
-
-
-def _global(one: GlobalUse) -> dict[str, object]:
-    return {
-        "name": cut(one.name, _LONGEST),
-        "allowed": one.is_allowed,
-        "record": one.record or None,
-        "offset": one.offset,
-        "nested_at": one.nested_at,
-    }
-
-
 def _reason_of(report: CheckReport) -> Iterator[Fact]:
     error = report.error
     if error is not None:
@@ -220,7 +219,9 @@ def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[
     why = f"none: {show(report.digest_error.message)}" if report.digest_error is not None else None
     for label, value in (("sha256", report.sha256), ("digest", report.digest or why)):
         yield from [Fact(label, [value])] if value is not None else ()
-    yield from finding_facts(_once(report.findings))
+    codes = {one.code for one in report.findings if one.path is None and one.severity != "info"}
+    is_told = not codes.isdisjoint(("CK202", "CK204"))  # they also name what the opened file would import
+    yield from finding_facts(one for one in report.findings if one.code != "CK201" or one.path or not is_told)
     for use in report.globals if show_globals else ():
         allowed = "allowed" if use.is_allowed else "not allowed"
         place = finding.place(use.record, use.offset, use.nested_at)
@@ -231,12 +232,6 @@ def sections_of(report: CheckReport, *, show_globals: bool = False) -> Iterator[
         if not any(line in one or f"unpickling {does}" in one for one in messages):  # these also say where and why
             yield Fact("loading", [show(line)])
     yield Fact("verdict", [report.verdict])
-
-
-def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the findings, without CK201 of the opened file if CK202 or CK204 already names what it would import."""
-    codes = {one.code for one in findings if one.path is None and one.severity != "info"}
-    yield from (one for one in findings if one.code != "CK201" or one.path or codes.isdisjoint(("CK202", "CK204")))
 
 
 @checked()
@@ -434,8 +429,7 @@ def _of_member(checkpoint: Checkpoint, member: Checkpoint, findings: list[Findin
     if not found:
         return []
     fact = f"member {member.member!r}: {some([one.message for one in found])}"
-    look = finding.run(checkpoint, "check", member=member.member)
-    return [note("CK115", fact, *look, severity=found[0].severity)]
+    return [note("CK115", fact, *finding.run(checkpoint, "check", member=member.member), severity=found[0].severity)]
 
 
 def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> CheckReport:

@@ -138,7 +138,8 @@ def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[tuple[Finding
 
 
 def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
-    search = Search(limits, modules_beside(os.path.join(folder.path, name)))
+    path = os.path.join(folder.path, name)
+    search = Search(limits, modules_beside(path))
     unread: tuple[str, ...] = ()
     try:
         with closing(folder.detached(name)) as source:
@@ -153,7 +154,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     except FileUnavailable as error:
         if error.kind != LINK and error.kind != "missing":
             unread = (error.message.removeprefix(f"{name!r}: "),)
-        elif _leads_out(folder, name):
+        elif not is_remote(folder.path) and os.path.exists(path) and not is_below(folder.path, path):
             unread = (_LINK_OUT,)
     except Failure as error:
         # Unrelated files may begin like an archive, and then seem damaged: what was unpacked was inspected.
@@ -185,14 +186,6 @@ def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:
         todo += ((one, depth + 1) for one in below[:room])
     if not is_all:
         yield None
-
-
-def _leads_out(folder: FolderSource, name: str) -> bool:
-    """Return whether a link leads to an existing file outside of the folder."""
-    if is_remote(folder.path):
-        return False
-    path = os.path.join(folder.path, name)
-    return os.path.exists(path) and not is_below(folder.path, path)
 
 
 def _parts(checkpoint: Checkpoint) -> set[tuple[int, int] | str | None]:

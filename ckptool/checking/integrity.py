@@ -149,25 +149,21 @@ def _parts(checkpoint: Checkpoint, limits: Limits, meter: Meter) -> Integrity:
         if storage is not None:  # only read: a bad disk raises an error
             checksum_of_range(storage.source, storage.offset, storage.offset + storage.nbytes)
             bare, parts = bare + 1, parts - 1
-        found += () if found else _comparisons(part, parsed)
+        what = part.contradiction(parsed) if not found and part.contradiction is not None else None
+        if what is not None:
+            found.append(_finding("CK143", part, f"it {what}, as the index says"))
+        elif not found and part.twin is not None and not _are_equal(parsed, part.twin()):
+            fact = f"{part.what}: the copy in {part.file!r} is not equal to that of the first rank, which is taken"
+            hint = "Each rank may have had values of its own: compare them where the model is."
+            found.append(note("CK144", fact, hint))
         intact += storage is None and (not found or found[0].code == "CK144")
         findings += found
     if len(findings) > MOST_FINDINGS:
         more = f"{counted(len(findings) - MOST_FINDINGS, 'item')} more are damaged, or not what the index says"
         findings[MOST_FINDINGS:] = [note("CK105", more, _ONCE_MORE)]
     if bare:
-        what = f"no checksum for {counted(bare, 'item')}: a changed byte there would not show"
-        findings.append(note("CK104", what))
+        findings.append(note("CK104", f"no checksum for {counted(bare, 'item')}: a changed byte there would not show"))
     return Integrity(tuple(findings), records, matching, parts, intact)
-
-
-def _comparisons(part: Part, parsed: Parsed) -> Iterator[Finding]:
-    what = part.contradiction(parsed) if part.contradiction is not None else None
-    if what is not None:
-        yield _finding("CK143", part, f"it {what}, as the index says")
-    elif part.twin is not None and not _are_equal(parsed, part.twin()):
-        fact = f"{part.what}: the copy in {part.file!r} is not equal to that of the first rank, which is taken"
-        yield note("CK144", fact, "Each rank may have had values of its own: compare them where the model is.")
 
 
 def _are_equal(one: Parsed, other: Parsed) -> bool:
@@ -281,7 +277,9 @@ def of_cut(origin: Origin, limits: Limits) -> tuple[Finding, ...]:
             if torch_legacy.is_legacy(head):
                 return tuple(_legacy(source, limits))
             if safetensors.is_safetensors(source, head):
-                return tuple(_safetensors(source))
+                places = safetensors.places(source)
+                are_whole = {name: end <= source.nbytes for name, (_, end) in places.items()}
+                return (_of_cut(source.nbytes, are_whole, places.values()),)
     except Failure:
         pass
     return ()
@@ -368,27 +366,8 @@ class _LocalHeaders:
         self._searches += 1
         if self._searches > _MOST_SEARCHES:  # torch's files have five records of unknown size
             return None
-        window = self._source.read(start, min(_SEARCHED, self._source.nbytes - start))
-        at = window.find(LOCAL_MAGIC)
+        at = self._source.read(start, min(_SEARCHED, self._source.nbytes - start)).find(LOCAL_MAGIC)
         return None if at < 0 else start + at
-
-
-class _Announced:
-    """Finds storages as the pickle describes them, whether their bytes are there or not."""
-
-    def __init__(self, source: Source, announced: dict[str, StorageId], places: dict[str, int]) -> None:
-        self._source = source
-        self._announced = announced
-        self._places = places
-
-    def resolve(self, pid: Inert) -> TypedStorage | None:
-        """Return a storage, placed at the end of the file if its place is not known."""
-        named = storage_id(pid)
-        if named is None:
-            return None
-        nbytes = named.nbytes
-        offset = self._places.get(named.key, self._source.nbytes)
-        return TypedStorage(StorageRef(named.key, named.location, nbytes, self._source, offset), named.dtype)
 
 
 def _announced(tree: Pickle) -> dict[str, StorageId]:
@@ -403,19 +382,22 @@ def _announced(tree: Pickle) -> dict[str, StorageId]:
 def _located(
     source: Source, tree: Pickle, announced: dict[str, StorageId], places: dict[str, int], limits: Limits
 ) -> Finding:
-    contents = collect(tree.root, Rebuilder(_Announced(source, announced, places).resolve), limits)
     nbytes = source.nbytes
+
+    def resolve(pid: Inert) -> TypedStorage | None:
+        named = storage_id(pid)
+        if named is None:
+            return None
+        offset = places.get(named.key, nbytes)  # what is in no known place is not there
+        return TypedStorage(StorageRef(named.key, named.location, named.nbytes, source, offset), named.dtype)
+
+    contents = collect(tree.root, Rebuilder(resolve), limits)
 
     def is_there(info: TensorInfo) -> bool:
         return all(one.offset + one.nbytes <= nbytes for one in storages_of([info]))
 
     ranges = [(begin := places.get(key, nbytes), begin + one.nbytes) for key, one in announced.items()]
     return _of_cut(nbytes, {name: is_there(info) for name, info in contents.tensors.items()}, ranges)
-
-
-def _safetensors(source: Source) -> Iterator[Finding]:
-    placed = safetensors.places(source)
-    yield _of_cut(source.nbytes, {name: end <= source.nbytes for name, (_, end) in placed.items()}, placed.values())
 
 
 def _of_cut(nbytes: int, are_whole: Mapping[str, bool], ranges: Iterable[tuple[int, int]]) -> Finding:

@@ -364,5 +364,4 @@ def _malformed(path: str | None, fact: str, word: str = "", known: Iterable[str]
     from difflib import get_close_matches  # most are right
 
     near = get_close_matches(word, list(known), n=1) if word else []
-    hint = f"Did you mean {near[0]!r}?" if near else _HINT
-    return MalformedFile(fact, kind="malformed-policy", path=path, hint=hint)
+    return MalformedFile(fact, kind="malformed-policy", path=path, hint=f"Did you mean {near[0]!r}?" if near else _HINT)

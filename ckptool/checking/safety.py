@@ -84,8 +84,14 @@ def survey(
         return search.survey()
     for archive in checkpoint.archives:
         search.programs(archive)
-    if checkpoint.archives:
-        _beside(search, checkpoint, _OF_PROGRAMS if glances and checkpoint.traits.program else ())
+    members = {*known.values()} - {""}
+    but = _OF_PROGRAMS if glances and checkpoint.traits.program else ()
+    for archive in checkpoint.archives:
+        if any(name in archive for name in members):
+            for name in _others(checkpoint, archive, members):
+                if not name.endswith(but):
+                    search.member(archive, name, name)
+            search.unused(archive.source, archive.unused)
     return search.survey()
 
 
@@ -261,21 +267,6 @@ def _own_records(checkpoint: Checkpoint) -> dict[str, str]:
     return found
 
 
-def _beside(search: Search, checkpoint: Checkpoint, but: tuple[str, ...]) -> None:
-    """
-    Inspect the members of a checkpoint's own archives that are neither its streams nor its storages.
-
-    ``but`` are suffixes of members that are left out.
-    """
-    known = {*_own_records(checkpoint).values()} - {""}
-    for archive in checkpoint.archives:
-        if any(name in archive for name in known):
-            for name in _others(checkpoint, archive, known):
-                if not name.endswith(but):
-                    search.member(archive, name, name)
-            search.unused(archive.source, archive.unused)
-
-
 def _others(checkpoint: Checkpoint, archive: Archive, known: Collection[str]) -> Iterator[str]:
     """Yield the members of an archive that are not ``known`` streams, not storages, and more than a word."""
     tensors = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
@@ -320,32 +311,16 @@ _TRUST_LOADER = "Load it only if you trust where it comes from."
 
 
 def findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
-    """Yield findings about unpickling a file. ``advice`` returns how to get its tensors without that."""
-    yield from nested(survey)
-    yield from call_findings(survey, advice)
-    if survey.unseen:
-        yield note("CK209", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
+    """
+    Yield findings about unpickling a file. ``advice`` returns how to get its tensors without that.
 
-
-def imported(survey: Survey) -> Iterator[Finding]:
-    """CK201, of a file that cannot be opened: its pickles import names that do not only make data."""
-    own = (one for one in survey.names if one.nested_at is None and not is_listed(canonical(one.module, one.name)))
-    names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
-    if names:
-        yield note("CK201", f"unpickling would import {some(names)} (not imported here)")
-
-
-def nested(survey: Survey) -> Iterator[Finding]:
-    """CK203: pickles inside the strings of others import names that torch.load does not allow."""
+    CK203: pickles inside the strings of others import names that torch.load does not allow. Calls and names that do not
+    only make data: CK205, CK216, CK206, CK217, CK207. CK209: parts that were not inspected.
+    """
     inside = (one for one in survey.names if one.nested_at is not None and not is_allowed(one.module, one.name))
     names = dict.fromkeys(f"{one.module}.{one.name}" for one in inside)
     if names:
-        fact = f"pickles inside its strings ask for {some(list(names))} (not imported here)"
-        yield note("CK203", fact)
-
-
-def call_findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Finding]:
-    """Yield findings on calls and names that do not only make data: CK205, CK216, CK206, CK217, CK207."""
+        yield note("CK203", f"pickles inside its strings ask for {some(list(names))} (not imported here)")
     yield from system_calls(survey, advice)
     code = [act for act in survey.acts if act.grade == "code" and act.how != "runs"]
     acts = sorted(code, key=lambda act: _LAST.index(act.how) if act.how in _LAST else -1)
@@ -372,6 +347,16 @@ def call_findings(survey: Survey, advice: AskAdvice = Advice) -> Iterator[Findin
     if named:
         fact = f"the pickles name what reaches the system, though they do not call it: {some(named)}"
         yield note("CK207", fact, _TRUST)
+    if survey.unseen:
+        yield note("CK209", f"not looked at: {some(survey.unseen)}", _TRUST_LOADER)
+
+
+def imported(survey: Survey) -> Iterator[Finding]:
+    """CK201, of a file that cannot be opened: its pickles import names that do not only make data."""
+    own = (one for one in survey.names if one.nested_at is None and not is_listed(canonical(one.module, one.name)))
+    names = list(dict.fromkeys(f"{one.module}.{one.name}" for one in own))
+    if names:
+        yield note("CK201", f"unpickling would import {some(names)} (not imported here)")
 
 
 def system_calls(survey: Survey, advice: AskAdvice) -> Iterator[Finding]:
@@ -419,8 +404,7 @@ def loading(
 
     If not ``is_alone``, there are findings in other files of its folder.
     """
-    first = checkpoints[0]
-    traits = first.traits
+    traits = checkpoints[0].traits
     is_empty = not (survey.names or any(one.streams or one.traits.program for one in checkpoints))
     if not (survey.acts or survey.unseen) and (traits.is_plain or is_empty):
         others = "" if is_alone else "; what other files of the folder run is said above"

@@ -172,8 +172,7 @@ def _not_opened(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     folder = os.path.commonpath([os.path.dirname(one.path) for one in others]) or os.curdir
     names = [os.path.relpath(one.path, folder) for one in others]
-    look = command_line(folder, "inspect", brief=True, recursive=True)
-    yield note("CK171", f"{what}: {some(names)}", None, look)
+    yield note("CK171", f"{what}: {some(names)}", None, command_line(folder, "inspect", brief=True, recursive=True))
 
 
 def _is_with(checkpoint: Checkpoint, path: str) -> bool:

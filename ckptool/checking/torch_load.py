@@ -190,8 +190,16 @@ _SINCE = {
 def examine(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator[Finding]:
     """Yield the required devices, torch release and packages; with ``devices``, those that are missing."""
     yield from _devices(checkpoint, devices)
-    yield from _release(checkpoint)
-    yield from _packages(checkpoint)
+    needed = [(_SINCE[name], name) for name in summarise(checkpoint).dtypes if name in _SINCE]
+    if needed:  # element types that came with a later release of torch
+        (major, minor), _ = max(needed)
+        yield note("CK504", f"needs torch {major}.{minor} or later, for {', '.join(name for _, name in needed)}")
+    # A whole model can only be loaded as one if its classes can be imported.
+    is_model = bool(checkpoint.walks) and checkpoint.traits.program is None
+    modules = dict.fromkeys(name.partition(".")[0] for name in foreign(checkpoint)) if is_model else {}
+    if modules:
+        wants = ["the script that defined its class" if one == "__main__" else f"package {one!r}" for one in modules]
+        yield note("CK505", f"to load as a model it needs {some(wants)}, in the version that saved it")
 
 
 def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator[Finding]:
@@ -216,25 +224,3 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
 def _is_there(tag: str, devices: Collection[str]) -> bool:
     """Return whether a tag is one of these devices; one without a number is the first of its kind."""
     return tag in devices or (":" not in tag and any(device.partition(":")[0] == tag for device in devices))
-
-
-def _release(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK504: element types that came with a later release of torch."""
-    needed = [(_SINCE[name], name) for name in summarise(checkpoint).dtypes if name in _SINCE]
-    if needed:
-        (major, minor), _ = max(needed)
-        names = ", ".join(name for _, name in needed)
-        yield note("CK504", f"needs torch {major}.{minor} or later, for {names}")
-
-
-def _packages(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """CK505: a whole model can only be loaded as one if its classes can be imported."""
-    if not checkpoint.walks or checkpoint.traits.program is not None:
-        return
-    modules = dict.fromkeys(name.partition(".")[0] for name in foreign(checkpoint))
-    if not modules:
-        return
-    wants = [
-        "the script that defined its class" if module == "__main__" else f"package {module!r}" for module in modules
-    ]
-    yield note("CK505", f"to load as a model it needs {some(wants)}, in the version that saved it")

@@ -100,7 +100,11 @@ def survey(
             zero.append(tensor.name)
         if tensor.name in weights:
             files.setdefault(checkpoint.shard_of.get(tensor.name, ""), []).append(facts.all_zero)
-        damaged += _damage(tensor, facts, weights)
+        if facts.far and tensor.name in weights:
+            damaged.append(f"{tensor.name} ({facts.far:,} a million deviations away)")
+        if facts.zeros is not None and _is_block(tensor.info, *facts.zeros):
+            start, nbytes = facts.zeros
+            damaged.append(f"{tensor.name} ({nbytes:,} bytes of zeros, from byte {start:,} on)")
     blank = [name for name, are_zero in files.items() if 1 < len(are_zero) <= sum(are_zero) / _NEARLY_ALL]
     zeros: Odd = "CK112", zero, f"{counted(len(zero), 'tensor')} all zero", None, "info"
     if blank:
@@ -167,13 +171,6 @@ def is_meant(name: str, facts: ValueFacts, numel: int) -> bool:
     """
     is_extreme = not {"min", "max", "amin", "amax"}.isdisjoint(name.rpartition(".")[2].split("_"))
     return facts.only_minus_infinity_and_zero or (facts.infinite == numel and is_extreme)
-
-
-def _damage(tensor: LazyTensor, facts: ValueFacts, weights: Collection[str]) -> Iterator[str]:
-    if facts.far and tensor.name in weights:
-        yield f"{tensor.name} ({facts.far:,} a million deviations away)"
-    if facts.zeros is not None and _is_block(tensor.info, *facts.zeros):
-        yield f"{tensor.name} ({facts.zeros[1]:,} bytes of zeros, from byte {facts.zeros[0]:,} on)"
 
 
 def _is_block(info: TensorInfo, start: int, nbytes: int) -> bool:
@@ -402,6 +399,5 @@ def _groups(tensors: Iterable[LazyTensor], depth: int | None) -> Iterator[tuple[
         return
     found: dict[str, list[LazyTensor]] = {}
     for tensor in tensors:
-        module = ".".join(tensor.name.split(".")[:-1][:depth])
-        found.setdefault(module, []).append(tensor)
+        found.setdefault(".".join(tensor.name.split(".")[:-1][:depth]), []).append(tensor)
     yield from found.items()

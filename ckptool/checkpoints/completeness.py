@@ -14,7 +14,6 @@ from math import prod
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
-from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.errors import IncompleteWeights
 from ckptool.messages import counted, some
 from ckptool.names.renaming import LONGEST, Filter
@@ -151,8 +150,7 @@ def refuse_lost(checkpoint: Checkpoint) -> None:
 
 
 def _incomplete(names: Sequence[str], fact: str, what_to_do: str) -> IncompleteWeights:
-    hint = f"{what_to_do} To go on with what there is, say `allow_missing=True`."
-    error = IncompleteWeights(fact, hint=hint)
+    error = IncompleteWeights(fact, hint=f"{what_to_do} To go on with what there is, say `allow_missing=True`.")
     error.missing = tuple(names)
     return error
 
@@ -252,7 +250,12 @@ def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
     outside = [name[len(head) :] for name in checkpoint.attributes if name.startswith(head)]
     inside = {above for name in (*state_dict, *outside) for above in paths_above(name)} if walk.unlisted else ()
     yield from (_in_module(path, cls) for path, cls in walk.unlisted if path in inside)
-    yield from _kept_for_hooks(walk, outside)
+    # A state-dict hook may add tensors that are plain attributes of its module.
+    hooked = {path: f"{cls}, with the state-dict hook {hook}" for path, cls, hook in walk.hooks}
+    paths, buffers = {path for path, _ in walk.modules}, {entry.name for entry in walk.transient}
+    kept = [name for name in outside if name not in buffers] if hooked else []
+    owners = (next(filter(paths.__contains__, paths_above(name))) for name in kept)
+    yield from (_in_module(path, hooked[path]) for path in dict.fromkeys(owners) if path in hooked)
     for name, cls in checkpoint.contents.unreadable:
         if name.startswith(head) and any(entry.name == name[len(head) :] for entry in walk.entries):
             yield Gap(name[len(head) :], cls, name[len(head) :])
@@ -260,16 +263,3 @@ def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
 
 def _in_module(path: str, why: str) -> Gap:
     return Gap(path, why, f"{path}.weight" if path else "weight")
-
-
-def _kept_for_hooks(walk: StateDictWalk, outside: Sequence[str]) -> Iterator[Gap]:
-    """Yield modules that have a state-dict hook and tensors as plain attributes, which the hook may add."""
-    hooked = {path: (cls, hook) for path, cls, hook in walk.hooks}
-    if not hooked:
-        return
-    paths = {path for path, _ in walk.modules}
-    buffers = {entry.name for entry in walk.transient}
-    owners = (next(filter(paths.__contains__, paths_above(name))) for name in outside if name not in buffers)
-    for path in dict.fromkeys(owner for owner in owners if owner in hooked):
-        cls, hook = hooked[path]
-        yield _in_module(path, f"{cls}, with the state-dict hook {hook}")

@@ -292,8 +292,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
     while level:
         depth += 1
         if depth > deepest:
-            fact = f"things in each other, more than {deepest:,} deep"
-            raise LimitExceeded(fact, kind="too-deep", actual=deepest)
+            raise LimitExceeded(f"things in each other, more than {deepest:,} deep", kind="too-deep", actual=deepest)
         below: list[Inert] = []
         is_shallow = depth + _SMALL_DEPTH < deepest
         for node in each(level, cancellation):

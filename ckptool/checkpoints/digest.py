@@ -59,7 +59,14 @@ def tensors_of(
     checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, weights: StateDict | None = None
 ) -> Mapping[str, LazyTensor]:
     """Return the tensors of the digest by the names in it; raises as ``digest_of``, but reads nothing."""
-    tensors = _named(checkpoint, choose(checkpoint, None, "auto") if weights is None else weights)
+    weights = choose(checkpoint, None, "auto") if weights is None else weights
+    given = {**weights, **dict(_packed(checkpoint, weights))}
+    given |= {name: given[kept] for name, kept in checkpoint.recorded.ties.items() if kept in given}
+    try:
+        renamed = rename([*given], [strip_wrappers])
+    except MigrationRefused:  # a component of only some names may be the model's own
+        renamed = rename([*given], [lambda names: list(map(without_marked, names))])
+    tensors = {new: one for new, one in zip(renamed, given.values(), strict=True) if new is not None}
     distinct = {identity(one.info): one for one in tensors.values()}
     refuse_repeated(sum(one.info.total_nbytes for one in distinct.values()), checkpoint.file_nbytes, limits)
     return tensors
@@ -87,18 +94,6 @@ def _hex(text: str) -> str:
 def _line(described: str, name: str) -> str:
     # The name is last, and only the digests of lines are joined: no name can imitate other lines.
     return _hex(f"{described} {name}")
-
-
-def _named(checkpoint: Checkpoint, weights: StateDict) -> Mapping[str, LazyTensor]:
-    """Return the tensors by their names without wrappers; a component of only some names may be the model's own."""
-    tensors = {**weights, **dict(_packed(checkpoint, weights))}
-    tensors |= {name: tensors[kept] for name, kept in checkpoint.recorded.ties.items() if kept in tensors}
-    names = list(tensors)
-    try:
-        renamed = rename(names, [strip_wrappers])
-    except MigrationRefused:
-        renamed = rename(names, [lambda given: list(map(without_marked, given))])
-    return {new: tensors[name] for name, new in zip(names, renamed, strict=True) if new is not None}
 
 
 def _packed(checkpoint: Checkpoint, weights: StateDict) -> Iterator[tuple[str, LazyTensor]]:

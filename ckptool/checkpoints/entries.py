@@ -130,8 +130,7 @@ def averaged_heads(state_dict: Mapping[str, object]) -> dict[str, str]:
             continue
         components = name.split(".")[:-1]
         for place, component in enumerate(components):
-            words = component.split("_")
-            own = "_".join(word for word in words if word.lower() != _EMA)
+            own = "_".join(word for word in component.split("_") if word.lower() != _EMA)
             if own and own != component:
                 found.setdefault(".".join(components[: place + 1]), ".".join([*components[:place], own]))
                 break

@@ -102,7 +102,60 @@ class ModuleGraph:
 
     def walk(self, node: Inert, limits: Limits) -> StateDictWalk:
         """Return the entries, in order, that the model's ``state_dict()`` would have."""
-        return walk_state_dict(node, limits)
+        walk = StateDictWalk()
+        seen_classes: set[str] = set()
+        inside: set[int] = set()
+        # Modules are visited in order; a second visit, marked by True, leaves the module again.
+        todo: list[tuple[Inert, str, bool]] = [(unbound(node), "", False)]
+        visits = names_nbytes = 0
+        bodies: dict[int, Body | None] = {}  # by state, as many modules may share one
+        while todo:
+            check_cancelled(limits.cancellation)
+            current, prefix, leaving = todo.pop()
+            if leaving:
+                inside.discard(id(current))
+                continue
+            shared = id(current.state) if isinstance(current, Call) and current.state is not None else id(current)
+            if shared not in bodies:
+                bodies[shared] = body_of(current)
+            body = bodies[shared]
+            if body is None:
+                continue
+            body = body._replace(class_name=nodes.class_name(current))
+            if id(current) in inside:
+                raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
+            inside.add(id(current))
+            todo.append((current, prefix, True))
+            visits += 1
+            names_nbytes += (len(prefix) + 16) * (1 + len(body.parameters) + len(body.buffers))
+            if visits > _MOST_MODULES or names_nbytes > _NAMES_NBYTES or len(prefix) > limits.name_nbytes:
+                raise LimitExceeded(
+                    f"a model of more than {_MOST_MODULES:,} modules, or of names that are far longer than the file",
+                    actual=_MOST_MODULES,
+                )
+            walk.modules.append((prefix[:-1], body.class_name))
+            if type(body.version) is int:
+                walk.versions[prefix[:-1]] = body.version
+            hooks = [name for name in map(nodes.class_name, body.hooks) if name not in _HARMLESS_HOOKS]
+            walk.hooks += ((prefix[:-1], body.class_name, name) for name in hooks)
+            if body.class_name.startswith(_OWN_SAVERS):
+                walk.unlisted.append((prefix[:-1], body.class_name))
+            elif body.class_name not in seen_classes and not body.class_name.startswith(_PLAIN_SAVERS):
+                seen_classes.add(body.class_name)
+                walk.foreign_classes.append(body.class_name)
+            buffers = _named(body.buffers, prefix, "buffer")
+            transient = {prefix + name for name in body.non_persistent}
+            walk.entries += _named(body.parameters, prefix, "parameter")
+            walk.entries += [one for one in buffers if one.name not in transient]
+            if _is_quantized(body.class_name):
+                added = _added_entries(body.class_name, current)
+                walk.entries += [ModuleEntry(prefix + name, node, None) for name, node in added or ()]
+                walk.unlisted += [(prefix[:-1], body.class_name)] if added is None else []
+            walk.transient += [one for one in buffers if one.name in transient]
+            for name, child in reversed(body.children):
+                if child is not None and isinstance(name, str):
+                    todo.append((child, f"{prefix}{name}.", False))
+        return walk
 
     def children(self, node: Inert) -> Iterable[tuple[Inert, Inert]]:
         """
@@ -117,58 +170,6 @@ class ModuleGraph:
         return [("_orig_mod", compiled)] if compiled is not None else nodes.children(node)
 
 
-def walk_state_dict(node: Inert, limits: Limits) -> StateDictWalk:
-    """Return the entries, in order, that the ``state_dict()`` of a pickled module would have."""
-    walk = StateDictWalk()
-    seen_classes: set[str] = set()
-    inside: set[int] = set()
-    # Modules are visited in order; a second visit, marked by True, leaves the module again.
-    todo: list[tuple[Inert, str, bool]] = [(unbound(node), "", False)]
-    visits = names_nbytes = 0
-    bodies: dict[int, Body | None] = {}  # by state, as many modules may share one
-    while todo:
-        check_cancelled(limits.cancellation)
-        current, prefix, leaving = todo.pop()
-        if leaving:
-            inside.discard(id(current))
-            continue
-        shared = id(current.state) if isinstance(current, Call) and current.state is not None else id(current)
-        if shared not in bodies:
-            bodies[shared] = body_of(current)
-        body = bodies[shared]
-        if body is None:
-            continue
-        body = body._replace(class_name=nodes.class_name(current))
-        if id(current) in inside:
-            raise MalformedFile(f"module {prefix!r} holds itself", kind="malformed-module")
-        inside.add(id(current))
-        todo.append((current, prefix, True))
-        visits += 1
-        names_nbytes += (len(prefix) + 16) * (1 + len(body.parameters) + len(body.buffers))
-        if visits > _MOST_MODULES or names_nbytes > _NAMES_NBYTES or len(prefix) > limits.name_nbytes:
-            raise LimitExceeded(
-                f"a model of more than {_MOST_MODULES:,} modules, or of names that are far longer than the file",
-                actual=_MOST_MODULES,
-            )
-        walk.modules.append((prefix[:-1], body.class_name))
-        if type(body.version) is int:
-            walk.versions[prefix[:-1]] = body.version
-        _note_doubts(walk, body, prefix, seen_classes)
-        buffers = _named(body.buffers, prefix, "buffer")
-        transient = {prefix + name for name in body.non_persistent}
-        walk.entries += _named(body.parameters, prefix, "parameter")
-        walk.entries += [one for one in buffers if one.name not in transient]
-        if _is_quantized(body.class_name):
-            added = _added_entries(body.class_name, current)
-            walk.entries += [ModuleEntry(prefix + name, node, None) for name, node in added or ()]
-            walk.unlisted += [(prefix[:-1], body.class_name)] if added is None else []
-        walk.transient += [one for one in buffers if one.name in transient]
-        for name, child in reversed(body.children):
-            if child is not None and isinstance(name, str):
-                todo.append((child, f"{prefix}{name}.", False))
-    return walk
-
-
 def _named(pairs: Pairs, prefix: str, kind: Kind) -> list[ModuleEntry]:
     return [
         ModuleEntry(prefix + name, node, kind) for name, node in pairs if node is not None and isinstance(name, str)
@@ -178,18 +179,6 @@ def _named(pairs: Pairs, prefix: str, kind: Kind) -> list[ModuleEntry]:
 def _is_quantized(class_name: str) -> bool:
     """Return whether a class is one of torch's quantised modules."""
     return class_name.startswith("torch.") and ".quantized." in class_name
-
-
-def _note_doubts(walk: StateDictWalk, body: Body, prefix: str, seen: set[str]) -> None:
-    for hook in body.hooks:
-        name = nodes.class_name(hook)
-        if name not in _HARMLESS_HOOKS:
-            walk.hooks.append((prefix[:-1], body.class_name, name))
-    if body.class_name.startswith(_OWN_SAVERS):
-        walk.unlisted.append((prefix[:-1], body.class_name))
-    elif body.class_name not in seen and not body.class_name.startswith(_PLAIN_SAVERS):
-        seen.add(body.class_name)
-        walk.foreign_classes.append(body.class_name)
 
 
 def unbound(node: Inert) -> Inert:
@@ -270,20 +259,15 @@ def names_without(walk: StateDictWalk, classes: frozenset[str]) -> dict[str, str
     return found
 
 
-def is_version_known(class_name: str) -> bool:
-    """Return whether ``version_of`` knows the version of a class, rather than assuming it."""
-    return class_name.startswith("torch.")
-
-
-def version_of(class_name: str) -> int:
+def version_of(class_name: str) -> int | None:
     """
     Return the ``_version`` that a module of this class writes into ``state_dict()._metadata``.
 
-    It is an attribute of the class, so not in the file: torch's own are known, every other is assumed to be 1.
+    It is an attribute of the class, so not in the file: torch's own are known. None for every other: it is mostly 1.
     """
     name, is_dynamic = class_name.rpartition(".")[2], ".dynamic." in class_name
-    if not is_version_known(class_name):
-        return 1
+    if not class_name.startswith("torch."):
+        return None
     if _is_quantized(class_name) and not re.search(r"\.(sparse|reference)\.", class_name):
         if name.startswith("Linear"):
             return 4 if is_dynamic else 3

@@ -460,8 +460,7 @@ def _far_from_weights(tensors: Tensors) -> Iterator[Weight]:
         least = _LARGE.get(info.dtype.name)
         first = [one & 127 for one in _first(name, info)] if least is not None and len(info.shape) > 1 else []
         if least is not None and 2 * sum(one >= least for one in first) > len(first):
-            kind = f"FP8{KINDS[info.dtype.name]}, with scales elsewhere"
-            yield Weight(name, name, _NAMED, kind, is_scaled=False)
+            yield Weight(name, name, _NAMED, f"FP8{KINDS[info.dtype.name]}, with scales elsewhere", is_scaled=False)
 
 
 def _floats(tensors: Tensors, near: _Near, name: str) -> list[str]:
@@ -495,7 +494,11 @@ def _integers(
         if books and name in readable and _are_places(name, info, tensors[books[0]]):
             yield Weight(name, name, "codes", f"codes with a code book ({dtype})")
             continue
-        said, has_bias = [one for one in beside if _SCALE.search(one)], _has_bias(name, info, tensors)
+        said, bias = (
+            [one for one in beside if _SCALE.search(one)],
+            tensors.get(f"{name.rpartition('.')[0]}.bias".lstrip(".")),
+        )
+        has_bias = bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
         is_weight = has_bias or name.endswith("weight")
         is_scaled = is_weight and any(_fits(info, tensors[one]) for one in said)
         is_layer = name.endswith("weight") and (has_bias or (name in readable and _is_spread(name, info)))
@@ -524,12 +527,6 @@ def _fits(info: TensorInfo, scale: TensorInfo) -> bool:
 
 def _is_power(size: int) -> bool:
     return size & (size - 1) == 0
-
-
-def _has_bias(name: str, info: TensorInfo, tensors: Tensors) -> bool:
-    """Return whether there is a bias of fitting size in the module of a matrix."""
-    bias = tensors.get(f"{name.rpartition('.')[0]}.bias".lstrip("."))
-    return bias is not None and len(info.shape) > 1 and bias.shape in {info.shape[:1], info.shape[1:2]}
 
 
 def _is_spread(name: str, info: TensorInfo) -> bool:

@@ -201,7 +201,9 @@ def choose_weights(candidates: Sequence[tuple[str, Role]]) -> int | None:
         if not found:
             continue
         if len(found) == 1:
-            return found[0] if role == "ema" or not _is_one_of_several(found[0], candidates) else None
+            own = _parts(candidates[found[0]][0])  # a discriminator whose generator is only averaged is not the model
+            is_one = bool(own) and any(other == "ema" and _parts(key) - own for key, other in candidates)
+            return found[0] if role == "ema" or not is_one else None
         for key in WEIGHT_KEYS:
             named = [index for index in found if candidates[index][0].rpartition(".")[2] == key]
             if len(named) == 1:
@@ -218,7 +220,8 @@ def is_explained(path: str, names: Sequence[str] = ()) -> bool:
     prevails over words for examples: a module may be called ``images``.
     """
     components = path.lower().split(".")
-    heads = {_last_word(component) for component in components}.union(components)
+    # The last word of each component, without numbers: "error" of "best_mae_error".
+    heads = {one.rstrip("_0123456789").rpartition("_")[2] for one in components}.union(components)
     if is_of_training(path, names) or heads & _SETTINGS_WORDS or _words(path) & _TRAINING_WORDS:
         return True
     lasts = [name.lower().rpartition(".")[2] for name in names or (path,)]
@@ -227,20 +230,9 @@ def is_explained(path: str, names: Sequence[str] = ()) -> bool:
     return not heads.isdisjoint(_BESIDE_WORDS) or (bool(names) and all(map(is_explained, names)))
 
 
-def _last_word(component: str) -> str:
-    """Return the last word of a component, without numbers: ``error`` of ``best_mae_error``."""
-    return component.rstrip("_0123456789").rpartition("_")[2]
-
-
 def is_generator(info: TensorInfo) -> bool:
     """Return whether a tensor can be the state of a ``torch.Generator``, by its dtype and shape."""
     return info.dtype.name == "uint8" and info.shape in _GENERATORS
-
-
-def _is_one_of_several(index: int, candidates: Sequence[tuple[str, Role]]) -> bool:
-    """Return whether the only model is one of several, such as a discriminator whose generator is only averaged."""
-    own = _parts(candidates[index][0])
-    return bool(own) and any(role == "ema" and _parts(key) - own for key, role in candidates)
 
 
 def _parts(key: str) -> set[int]:
@@ -271,32 +263,27 @@ def collect_weights(
     ``beside`` has the keys at the root that came from files of their own, if a folder is read, else it is None. Raises
     the errors of ``collect``.
     """
-    contents = _with_arrays(root, rebuilder, limits, graph)
+    contents = collect(root, rebuilder, limits, graph)
+    if not contents.walks and not any(_weights(contents)) and _has_arrays(contents, limits):
+        rebuilder.take_arrays()
+        with_arrays = collect(root, rebuilder, limits, graph)
+        infos = with_arrays.tensors.items()
+        # Arrays are the weights only of a mapping that has no tensor of torch at any depth.
+        alone = (
+            all(info.is_array for name, info in infos if name.startswith(group.head)) for group in _weights(with_arrays)
+        )
+        if not contents.tensors or any(alone):
+            contents = with_arrays
+        else:
+            rebuilder.take_arrays(take=False)
     if beside is not None or len(contents.groups) > 1 or len(contents.extras) > 1:  # else it is a state dict
         tell_apart(contents, beside)
-    return contents
-
-
-def _with_arrays(root: Inert, rebuilder: Rebuilder, limits: Limits, graph: ModuleGraph | None) -> Contents:
-    contents = collect(root, rebuilder, limits, graph)
-    if contents.walks or any(_weights(contents)) or not _has_arrays(contents, limits):
-        return contents
-    rebuilder.take_arrays()
-    with_arrays = collect(root, rebuilder, limits, graph)
-    if not contents.tensors or any(_has_arrays_alone(group, with_arrays) for group in _weights(with_arrays)):
-        return with_arrays
-    rebuilder.take_arrays(take=False)
     return contents
 
 
 def _weights(contents: Contents) -> Iterator[Group]:
     """Yield the groups that are weights, by their place and their names."""
     return (group for group in contents.groups if group.names and role_of(group, contents) in ("model", "ema"))
-
-
-def _has_arrays_alone(group: Group, contents: Contents) -> bool:
-    """Return whether a mapping has no tensor of torch at any depth."""
-    return all(info.is_array for name, info in contents.tensors.items() if name.startswith(group.head))
 
 
 def _has_arrays(contents: Contents, limits: Limits) -> bool:
@@ -352,16 +339,14 @@ def tell_apart(contents: Contents, beside: Collection[str | int] | None) -> None
 def _optimizers(keys: Sequence[str]) -> dict[str, dict[str, None]]:
     """Return the flat keys of each optimizer, by their prefix."""
     found: dict[str, dict[str, None]] = {}
-    trained = {_parameter(key, _SETTINGS) for key in keys if key.startswith(_SETTINGS)}
+    # The name of a parameter is between the head of a flat key and its last component.
+    trained = {key[len(_SETTINGS) :].rpartition(".")[0] for key in keys if key.startswith(_SETTINGS)}
     for key in keys:
         match = _OF_OPTIMIZER.match(key)
         if match is not None:
             found.setdefault(match[1], {})[key] = None
-        elif key.startswith(_SETTINGS) or (key.startswith(_STATES) and _parameter(key, _STATES) in trained):
+        elif key.startswith(_SETTINGS) or (
+            key.startswith(_STATES) and key[len(_STATES) :].rpartition(".")[0] in trained
+        ):
             found.setdefault("state", {})[key] = None
     return found
-
-
-def _parameter(key: str, head: str) -> str:
-    """Return the name of the parameter in a flat key of its state or its settings."""
-    return key[len(head) :].rpartition(".")[0]

@@ -191,7 +191,9 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
         below: list[tuple[str, Inert]] = []
         is_deepest = depth == _DEEPEST
         for path, node in level:
-            pairs = _pairs(node)
+            is_list = isinstance(node, list | tuple)
+            pairs = list(enumerate(node[:_MOST_VISITED])) if is_list else nodes.mapping_pairs(node)
+            pairs = pairs or nodes.attribute_pairs(node)
             left -= len(pairs)
             role = _role(pairs)
             if role is not None:
@@ -215,13 +217,6 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
         level = below
 
 
-def _pairs(node: Inert) -> Pairs:
-    """Return the items of a mapping or a list, or the attributes of an object."""
-    if isinstance(node, list | tuple):
-        return list(enumerate(node[:_MOST_VISITED]))
-    return nodes.mapping_pairs(node) or nodes.attribute_pairs(node)
-
-
 def _role(pairs: Pairs) -> TrainingRole | None:
     if len(pairs) < 2:
         return None
@@ -236,39 +231,31 @@ def _role(pairs: Pairs) -> TrainingRole | None:
 def _described(checkpoint: Checkpoint, path: str, node: Inert, pairs: Pairs, role: TrainingRole) -> TrainingState:
     class_name = nodes.class_name(node) if isinstance(node, Call) and not node.pairs else None
     kind = class_name.rpartition(".")[2] if class_name else None
-    if role == "optimizer":
-        return _optimizer(checkpoint, TrainingState(path, role, kind, class_name, node=node), pairs)
-    if role == "scaler":
-        return TrainingState(path, role, kind, class_name, node=node)
-    keys = {key for key, _ in pairs if isinstance(key, str)}
-    rates = nodes.lookup(pairs, "_last_lr")
-    return TrainingState(
-        path,
-        role,
-        kind or next((name for name, signs in _SCHEDULERS.items() if keys >= signs), None),
-        class_name,
-        _whole(_float_in(checkpoint, nodes.lookup(pairs, "last_epoch"))),
-        tuple(ParameterGroup(None, _float_in(checkpoint, rate)) for rate in rates) if isinstance(rates, list) else (),
-        node,
-    )
-
-
-def _optimizer(checkpoint: Checkpoint, optimizer: TrainingState, pairs: Pairs) -> TrainingState:
+    found = TrainingState(path, role, kind, class_name, node=node)
+    if role == "scheduler":
+        keys = {key for key, _ in pairs if isinstance(key, str)}
+        rates = nodes.lookup(pairs, "_last_lr")
+        rates = rates if isinstance(rates, list) else []
+        return found._replace(
+            kind=kind or next((name for name, signs in _SCHEDULERS.items() if keys >= signs), None),
+            steps=_whole(_float_in(checkpoint, nodes.lookup(pairs, "last_epoch"))),
+            groups=tuple(ParameterGroup(None, _float_in(checkpoint, one)) for one in rates),
+        )
+    if role != "optimizer":
+        return found
     groups = [group for group, _ in groups_of(nodes.lookup(pairs, "param_groups"))]
     entries = nodes.mapping_pairs(nodes.lookup(pairs, "state")) or []
     kept = [values for _, node in entries if (values := nodes.mapping_pairs(node))]
     counted = [*kept[:_MOST_STEPS], *groups[:_MOST_STEPS]]
     steps = [nodes.lookup(one, name) for one in counted for name in ("step", "n_iter")]
     numbers = [number for one in steps if (number := _float_in(checkpoint, one)) is not None]
-    sizes = [nodes.lookup(group, "params") for group in groups]
-    return optimizer._replace(
-        kind=optimizer.kind or (_kind(groups[0], kept) if groups else None),
+    listed = [(nodes.lookup(group, "params"), nodes.lookup(group, "lr")) for group in groups]
+    return found._replace(
+        kind=kind or (_kind(groups[0], kept) if groups else None),
         steps=_whole(max(numbers, default=None)),
         groups=tuple(
-            ParameterGroup(
-                len(size) if isinstance(size, list) else None, _float_in(checkpoint, nodes.lookup(group, "lr"))
-            )
-            for group, size in zip(groups, sizes, strict=True)
+            ParameterGroup(len(own) if isinstance(own, list) else None, _float_in(checkpoint, rate))
+            for own, rate in listed
         ),
     )
 

@@ -15,7 +15,7 @@ from ckptool.cancellation import check_cancelled
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, paths_above, walk_of
 from ckptool.checkpoints.completeness import SAVE_WHOLE
 from ckptool.checkpoints.entries import averaged, not_averaged_in, to_drop
-from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, is_version_known, version_of
+from ckptool.checkpoints.modules import ModuleFacts, StateDictWalk, facts_by_module, version_of
 from ckptool.checkpoints.roles import NO_WEIGHTS, WEIGHT_KEYS, Role, is_of_training
 from ckptool.checkpoints.summary import candidates, heads
 from ckptool.errors import AmbiguousFile, AmbiguousWeights, KeyMismatch, MigrationRefused, WeightsNotFound
@@ -64,8 +64,7 @@ class NameChanges(NamedTuple):
         """Return these changes; if averaged weights are chosen, without the copy that is not averaged."""
         if which != "ema":
             return self
-        exclude = (*self.filter.exclude, f"{AVERAGED_PAIR.twin}.*")
-        return self._replace(filter=self.filter._replace(exclude=exclude))
+        return self._replace(filter=self.filter._replace(exclude=(*self.filter.exclude, f"{AVERAGED_PAIR.twin}.*")))
 
     @property
     def is_by_name(self) -> bool:
@@ -208,23 +207,22 @@ def choose(
         WeightsNotFound: There is no such state dict.
         KeyMismatch: There are candidates, but none that ``fits``.
     """
-    is_open = fits is not None and key is None and which == "auto" and checkpoint.unmerged is None
+    tries = fits if key is None and which == "auto" and checkpoint.unmerged is None else None
     try:
         found = _meant(checkpoint, key, which, option, any_role=any_role)
     except WeightsNotFound as error:
-        if fits is None or not is_open:
+        if tries is None:
             raise
         there = _of_no_training(checkpoint)
         roles: tuple[tuple[Role, ...], ...] = (("model",), ("ema", "other"))
-        fitting = next(filter(None, ([one for one in there if one.role in some and fits(one)] for some in roles)), [])
+        fitting = next(filter(None, ([one for one in there if one.role in some and tries(one)] for some in roles)), [])
         if len(fitting) > 1:
             raise with_candidates(AmbiguousWeights(f"{len(fitting)} state dicts fit the model"), fitting) from error
-        whole = None if fitting else _whole_that_fits(checkpoint, fits)
+        whole = None if fitting else _whole_that_fits(checkpoint, tries)
         if whole is None and not fitting:
             raise KeyMismatch(f"no state dict fits the model: {error.message}", hint=error.hint) from error
         return whole or fitting[0]
-    whole = _whole_that_fits(checkpoint, fits, found) if fits is not None and is_open else None
-    return whole or found
+    return (_whole_that_fits(checkpoint, tries, found) if tries is not None else None) or found
 
 
 def _of_no_training(checkpoint: Checkpoint) -> list[StateDict]:
@@ -449,8 +447,15 @@ def _inside(checkpoint: Checkpoint, state_dict: StateDict, drop: Sequence[str]) 
 
 def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str, Inert]]:
     """Return the direct entries of a state dict; for a whole model, empty if all are tensors."""
-    if state_dict.parts:
-        return _joined_entries(checkpoint, state_dict)
+    head = state_dict.head
+    if state_dict.parts:  # joined, without entries that contain another state dict
+        keys = {one.key for one in checkpoint.state_dicts}
+        models = [one for one in state_dict.parts if one.role in ("model", "ema")]
+        full = {one.head + name: node for one in models for name, node in entries_of(checkpoint, one)}
+        inner = {path[len(head) :]: node for path, node in full.items() if path not in keys}
+        others = {path: node for path, node in inner.items() if path not in state_dict}
+        alone = [name for name in state_dict if not others or others.keys().isdisjoint(paths_above(name))]
+        return [*((name, None) for name in alone), *others.items()]
     if state_dict.class_name is not None:
         walk = walk_of(checkpoint, state_dict)
         listed = [entry for entry in (walk.entries if walk else ()) if entry.kind is None or entry.name in state_dict]
@@ -462,19 +467,7 @@ def entries_of(checkpoint: Checkpoint, state_dict: StateDict) -> list[tuple[str,
     own = state_dict.own_keys
     if own is None:
         return found
-    head = state_dict.head
     return [(key[len(head) :], node) for key, node in found if key in own and key.startswith(head)]
-
-
-def _joined_entries(checkpoint: Checkpoint, whole: StateDict) -> list[tuple[str, Inert]]:
-    """Return the entries of a joined state dict, without those that contain another state dict."""
-    start = len(whole.head)
-    keys = {one.key for one in checkpoint.state_dicts}
-    models = [one for one in whole.parts if one.role in ("model", "ema")]
-    full = {one.head + name: node for one in models for name, node in entries_of(checkpoint, one)}
-    others = {path[start:]: node for path, node in full.items() if path[start:] not in whole and path not in keys}
-    alone = [name for name in whole if not others or others.keys().isdisjoint(paths_above(name))]
-    return [*((name, None) for name in alone), *others.items()]
 
 
 def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, tuple[ModuleFacts, str | None]]:
@@ -486,8 +479,8 @@ def _modules(checkpoint: Checkpoint, state_dict: StateDict) -> dict[str, tuple[M
     if state_dict.class_name is not None:
         walk = walk_of(checkpoint, state_dict) or StateDictWalk()
         versions = {path: walk.versions.get(path, version_of(cls)) for path, cls in walk.modules}
-        known = {path for path, cls in walk.modules if is_version_known(cls)}.union(walk.versions)
-        return {path: ({"version": versions[path]}, None if path in known else cls) for path, cls in walk.modules}
+        sure: dict[str, ModuleFacts] = {path: {"version": one} for path, one in versions.items() if one is not None}
+        return {path: (sure.get(path, {"version": 1}), None if path in sure else cls) for path, cls in walk.modules}
     metadata = nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(state_dict.node), "_metadata"))
     return {path: (facts, None) for path, facts in facts_by_module(metadata or []).items()}
 

@@ -291,8 +291,7 @@ def _headed(names: Sequence[str | None], heads: Sequence[str]) -> str | None:
 
 def without_marked(name: str) -> str:
     """Return a name without the components that only wrappers use, wherever they are."""
-    parts = [part for part in name.split(".") if part not in ANYWHERE]
-    return ".".join(parts)
+    return ".".join([part for part in name.split(".") if part not in ANYWHERE])
 
 
 class Trials:

@@ -203,8 +203,7 @@ def _rules(
         by_template.setdefault(_NUMBER.sub("#", name), []).append(name)
     looked_at = {name for names in by_template.values() for name in (*names[:2], names[-1])}
     for _ in range(_TRIES):
-        order = [name for name in have if name in looked_at]
-        rules = _greedy(order, targets, expected, every=every)
+        rules = _greedy([name for name in have if name in looked_at], targets, expected, every=every)
         names = renamed(list(have), tuple(rules)) if rules else None
         if names is None:
             return []
@@ -271,8 +270,7 @@ def _steps(old: str, new: str, kept: Collection[str]) -> Iterator[tuple[str, str
         if kind == "insert" and not i:
             but = f"(?!({'|'.join(sorted(kept))})\\b)" if kept else ""
             yield f"^{but}", f"{'.'.join(theirs[:n])}."
-    numbers = _NUMBER.findall(old)
-    if numbers == _NUMBER.findall(new):
+    if _NUMBER.findall(old) == _NUMBER.findall(new):
         yield from _as_rules(mine, theirs, first=True, last=True)
 
 

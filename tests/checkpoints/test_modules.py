@@ -13,7 +13,7 @@ from torch import nn
 
 from ckptool import Global, LimitExceeded, Limits
 from ckptool.checkpoints import modules
-from ckptool.checkpoints.modules import ModuleGraph, StateDictWalk, walk_state_dict
+from ckptool.checkpoints.modules import ModuleGraph, StateDictWalk
 from ckptool.names.wrappers import COMPONENTS
 from ckptool.pickles.nodes import Call, Dict, Inert
 from tests.each import each
@@ -40,7 +40,7 @@ def tensor() -> Call:
 
 
 def walk(node: Inert, limits: Limits = LIMITS) -> StateDictWalk:
-    return walk_state_dict(node, limits)
+    return ModuleGraph().walk(node, limits)
 
 
 def names(node: Inert) -> list[str]:

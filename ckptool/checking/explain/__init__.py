@@ -58,21 +58,16 @@ def explain(
     Raises:
         FileUnavailable: There is no such file, or it may not be read.
     """
-    plain = _as_printed(text[:_MOST_TEXT])
+    plain = _STYLE.sub("", text[:_MOST_TEXT])
+    if _IS_ESCAPED.search(plain):
+        plain = _ESCAPED.sub(lambda one: {"n": "\n", "t": "\t"}.get(one[1], one[1]), plain)
+    plain = _WITHIN_NAME.sub(r"\1", _WITHIN_LIST.sub("", plain))  # each list of names on one line
     found = _explained(plain) or tuple(_own(plain))
     if origin is None:
         return found
     from ckptool.checking.explain.in_file import look_into
 
     return look_into(found, plain, origin, limits)
-
-
-def _as_printed(text: str) -> str:
-    """Return a message without colours, without the escapes of a quoted text, and with each list of names on a line."""
-    plain = _STYLE.sub("", text)
-    if _IS_ESCAPED.search(plain):
-        plain = _ESCAPED.sub(lambda one: {"n": "\n", "t": "\t"}.get(one[1], one[1]), plain)
-    return _WITHIN_NAME.sub(r"\1", _WITHIN_LIST.sub("", plain))
 
 
 class Entry(NamedTuple):
@@ -108,19 +103,17 @@ def entries() -> tuple[Entry, ...]:
 
 
 def _explained(text: str) -> tuple[Explanation, ...]:
+    found: list[Explanation] = []
     # Terminals break lines anywhere, and editors between words: then only the joined text contains the message.
-    found = next(filter(None, map(_said, dict.fromkeys((text, text.replace("\n", ""), text.replace("\n", " "))))), [])
-    found = found or list(islice(_applied(text, is_otherwise=True), 1))
+    for one in dict.fromkeys((text, text.replace("\n", ""), text.replace("\n", " "))):
+        keys, found = explain_keys(one), list(_applied(one, is_otherwise=False))
+        if keys is not None and (keys.kind != "keys" or not found):  # the least specific kind
+            found = [keys, *(other for other in found if other.kind not in _OF_LISTS)]
+        if found:
+            break
+    found = found or list(islice(_applied(text, is_otherwise=True), 1))  # general ones, if there is no other
     first = {one.kind: one for one in reversed(found)}
     return tuple(one for one in found if first[one.kind] is one)
-
-
-def _said(text: str) -> list[Explanation]:
-    """Return all explanations of a message, but for the general ones that count if there is no other."""
-    keys, found = explain_keys(text), list(_applied(text, is_otherwise=False))
-    if keys is not None and (keys.kind != "keys" or not found):  # the least specific kind
-        found = [keys, *(one for one in found if one.kind not in _OF_LISTS)]
-    return found
 
 
 def _own(text: str) -> Iterator[Explanation]:
@@ -143,8 +136,7 @@ def _own(text: str) -> Iterator[Explanation]:
 
 
 def _applied(text: str, *, is_otherwise: bool) -> Iterator[Explanation]:
-    given = (entry.apply(text) for entry in entries() if bool(entry.otherwise) is is_otherwise)
-    return filter(None, given)
+    return filter(None, (entry.apply(text) for entry in entries() if bool(entry.otherwise) is is_otherwise))
 
 
 MOST_NAMES = 10_000

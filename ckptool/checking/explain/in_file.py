@@ -415,24 +415,16 @@ def _form(checkpoint: Checkpoint, _: str) -> Cause:
     return Cause(fact, hint, run(checkpoint, "inspect").command)
 
 
-def _format(checkpoint: Checkpoint, text: str) -> Cause:
-    """How it is laid out, and the command that writes it in a way that everything reads."""
-    fact, _, command = _layout(checkpoint, text, is_taken=True)
-    if command is None:
-        return Cause(fact, "It holds no weights.", run(checkpoint, "inspect").command)
-    return Cause(fact, "Write its weights as a file that torch.load() opens everywhere.", command)
-
-
-def _layout(checkpoint: Checkpoint, _: str, *, is_taken: bool = False) -> Cause:
-    """How it is laid out, and the command that takes its weights, if that is what helps."""
+def _layout(checkpoint: Checkpoint, _: str, *, form: str = "", hint: str | None = None) -> Cause:
+    """How it is laid out, and the command that takes its weights, in the ``form`` that helps; or that it has none."""
     fact = f"it is {checkpoint.format}, {show_nbytes(checkpoint.file_nbytes)}, {FORMS[checkpoint.form]}"
-    return Cause(fact, None, _alone(checkpoint) if is_taken else None)
+    command = _alone(checkpoint, form) if form and not (form == "safetensors" and checkpoint.traits.is_plain) else None
+    if hint and command is None:
+        return Cause(fact, "It holds no weights.", run(checkpoint, "inspect").command)
+    return Cause(fact, hint, command)
 
 
-def _training(checkpoint: Checkpoint, text: str) -> Cause:
-    """The layout of a checkpoint in place of a file of weights, and how to make one of it, if it is of a training."""
-    found = _layout(checkpoint, text)
-    return found if checkpoint.traits.is_plain else found._replace(command=_alone(checkpoint, "safetensors"))
+_as_file = partial(_layout, form="state_dict", hint="Write its weights as a file that torch.load() opens everywhere.")
 
 
 def _to_safetensors(checkpoint: Checkpoint, _: str) -> Cause | None:
@@ -480,14 +472,14 @@ _CAUSES: Final[tuple[tuple[str, Callable[[Checkpoint, str], Cause | None]], ...]
     ("unsafe-global blocked-module weights-only weights-only-warning numpy path python-2 newer-torch", _names),
     ("missing-class missing-module some-class not-a-class sb3-object", partial(_names, foreign=True)),
     ("old-model source-changed not-a-model not-a-state-dict whole-model", _form),
-    ("torchscript old-tar torch-too-old plain-pickle foreign-zip not-a-zip mmap-legacy untyped-legacy", _format),
-    ("zip-in-old-torch not-a-pickle opened-as-text", _format),
+    ("torchscript old-tar torch-too-old plain-pickle foreign-zip not-a-zip mmap-legacy untyped-legacy", _as_file),
+    ("zip-in-old-torch not-a-pickle opened-as-text", _as_file),
     (
         "unknown-operator no-folder megatron-ranks zero-world-size zero-rank no-state-dict",
-        partial(_layout, is_taken=True),
+        partial(_layout, form="state_dict"),
     ),
     ("not-torchscript persistent-id pickle-protocol zero-latest zero-files model-parallel no-gguf", _layout),
-    ("no-weights-file adapter-settings unreadable-weights", _training),
+    ("no-weights-file adapter-settings unreadable-weights", partial(_layout, form="safetensors")),
     (
         "shared-tensors non-contiguous sparse nested safetensors-metadata not-safetensors safetensors-header",
         _to_safetensors,
