@@ -27,8 +27,8 @@ from ckptool.formats.runnable.pickle_search import MOST_LISTED
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.judge import is_listed
+from ckptool.sources.files import read_text, read_toml
 from ckptool.sources.paths import is_folder
-from ckptool.sources.toml_file import read_text, read_toml
 
 Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
 """``unknown``: it cannot be opened. ``other``: it is surely not a checkpoint, a pickle, or an archive of them."""

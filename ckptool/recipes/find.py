@@ -17,7 +17,7 @@ from ckptool.names.renaming import by_likeness
 from ckptool.recipes.apply import Applied, apply_recipe
 from ckptool.recipes.of_transformers import applied_by_transformers
 from ckptool.recipes.recipe import HINT, Recipe, recipe_of
-from ckptool.sources.toml_file import read_toml
+from ckptool.sources.files import read_toml
 
 _NAMED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "named")
 _SUFFIX: Final = ".toml"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
@@ -90,11 +90,17 @@ def checksum_of_range(source: Source, start: int, stop: int) -> int:
     """Return the CRC-32 of a range; several threads compute that of a large one."""
     if stop - start < 2 * RUN_NBYTES:
         return _checksum_of_run(source, start, stop)
-    found = 0
-    work = runs(start, stop)
     with threads() as pool:
-        for (begin, end), of_run in zip(work, pool.map(lambda run: _checksum_of_run(source, *run), work), strict=True):
-            found = joined_crc32(found, of_run, end - begin)
+        of_runs = pool.map(lambda run: _checksum_of_run(source, *run), runs(start, stop))
+        return _joined(of_runs, start, stop, SILENT)
+
+
+def _joined(of_runs: Iterator[int], start: int, stop: int, meter: Meter) -> int:
+    """Return the checksum of a range from those of its runs, which are taken from an iterator."""
+    found = 0
+    for begin, end in runs(start, stop):
+        found = joined_crc32(found, next(of_runs), end - begin)
+        meter.read(end - begin)
     return found
 
 
@@ -111,32 +117,6 @@ def read_once(source: Source, take: Take, meter: Meter = SILENT) -> None:
         meter.read(len(piece))
 
 
-def _checksums_in_order(
-    source: Source, ranges: Sequence[tuple[int, int]], meter: Meter, watch: Take
-) -> tuple[list[int], int]:
-    found, todo = [0] * len(ranges), list(enumerate(ranges))[::-1]
-    outside = 0
-
-    def take(start: int, piece: memoryview) -> None:
-        nonlocal outside
-        watch(start, piece)
-        at, end = start, start + len(piece)
-        while at < end:
-            while todo and todo[-1][1][1] <= at:
-                todo.pop()
-            number, (begin, stop) = todo[-1] if todo else (-1, (end, end))
-            until = min(end, stop if at >= begin else begin)
-            part = piece[at - start : until - start]
-            if at >= begin:
-                found[number] = crc32(part, found[number])
-            else:
-                outside = crc32(part, outside)
-            at = until
-
-    read_once(source, take, meter)
-    return found, outside
-
-
 def checksums_of_file(
     source: Source, ranges: Sequence[tuple[int, int]], meter: Meter = SILENT, watch: Take | None = None
 ) -> tuple[list[int], int]:
@@ -146,27 +126,30 @@ def checksums_of_file(
     The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
     the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece.
     """
-    if watch is not None:
-        return _checksums_in_order(source, ranges, meter, watch)
-    large = [bounds for bounds in ranges if bounds[1] - bounds[0] >= WORTH_A_THREAD]
+    large = [] if watch is not None else [bounds for bounds in ranges if bounds[1] - bounds[0] >= WORTH_A_THREAD]
+    ahead = ReadAhead(source)
+
+    def in_order(start: int, stop: int, found: int) -> int:
+        """Return the checksum of a range that follows bytes with the checksum ``found``."""
+        for position in range(start, stop, ReadAhead.BLOCK):
+            block = ahead.read(position, min(ReadAhead.BLOCK, stop - position))
+            found = crc32(block, found)
+            if watch is not None:
+                watch(position, memoryview(block))
+            meter.read(len(block))
+        return found
+
     with threads() if large else nullcontext() as pool:
         work = chain.from_iterable(runs(*bounds) for bounds in large)
-        computed = pool.map(lambda run: _checksum_of_run(source, *run), work) if pool else iter(())
-        ahead = ReadAhead(source)
+        of_runs = pool.map(lambda run: _checksum_of_run(source, *run), work) if pool else iter(())
         found: list[int] = []
         outside = position = 0
         for start, stop in ranges:
-            outside = _checksum_ahead(ahead, position, start, outside, meter)
-            if stop - start >= WORTH_A_THREAD:
-                checksum = 0
-                for begin, end in runs(start, stop):
-                    checksum = joined_crc32(checksum, next(computed), end - begin)
-                    meter.read(end - begin)
-            else:
-                checksum = _checksum_ahead(ahead, start, stop, 0, meter)
-            found.append(checksum)
+            outside = in_order(position, start, outside)
+            is_large = watch is None and stop - start >= WORTH_A_THREAD
+            found.append(_joined(of_runs, start, stop, meter) if is_large else in_order(start, stop, 0))
             position = stop
-    return found, _checksum_ahead(ahead, position, source.nbytes, outside, meter)
+    return found, in_order(position, source.nbytes, outside)
 
 
 def _checksum_of_run(source: Source, start: int, stop: int) -> int:
@@ -178,16 +161,6 @@ def _checksum_of_run(source: Source, start: int, stop: int) -> int:
     for _, piece in pieces(file, position, position + stop - start):
         found = crc32(piece, found)
     return found
-
-
-def _checksum_ahead(ahead: ReadAhead, start: int, stop: int, before: int, meter: Meter) -> int:
-    if stop - start <= ReadAhead.BLOCK:
-        meter.read(stop - start)
-        return crc32(ahead.read(start, stop - start), before)
-    for position in range(start, stop, ReadAhead.BLOCK):
-        before = crc32(ahead.read(position, min(ReadAhead.BLOCK, stop - position)), before)
-        meter.read(min(ReadAhead.BLOCK, stop - position))
-    return before
 
 
 @lru_cache(maxsize=64)

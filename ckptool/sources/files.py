@@ -1,5 +1,6 @@
 """
-Open local files, and read them at a position. ``descriptors`` opens files by names that another file gives.
+Open local files, and read them at a position. ``descriptors`` opens files by names that another file gives. Also reads
+small text files that people write for ckptool: policies and recipes, in TOML.
 
 Readers do not map files: a mapping that is truncated kills the process, a short read is an error that can be caught.
 ``FileSource.map`` is for callers that pass memory on to users.
@@ -15,11 +16,12 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
 
 import ckptool.system as system
+from ckptool.arguments import as_utf8
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
-from ckptool.errors import FileUnavailable, is_not_permitted, reason_of
+from ckptool.errors import FileUnavailable, MalformedFile, MissingPackage, about, is_not_permitted, reason_of
 from ckptool.sources import descriptors
 from ckptool.sources.descriptors import Descriptor, PooledDescriptor, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
@@ -308,3 +310,40 @@ def packaged(path: str | os.PathLike[str]) -> str:
     """Return the text of a file of this package."""
     with closing(FileSource(os.fspath(path))) as source:
         return bytes(source.read(0, source.nbytes)).decode()
+
+
+def read_text(path: str) -> bytes:
+    """
+    Return the content of a small file as UTF-8; a byte order mark may say that it is UTF-16.
+
+    Raises:
+        FileUnavailable: It cannot be read.
+    """
+    with about(path):
+        source, _ = open_source(path)
+    with about(path), closing(source):
+        return as_utf8(source.read(0, source.nbytes))
+
+
+def read_toml(path: str, kind: str, hint: str) -> dict[str, Any]:
+    """
+    Return the table in a file of TOML; ``kind`` and ``hint`` are for the error if it is malformed.
+
+    Raises:
+        MalformedFile: It is not TOML, or nested too deep.
+        FileUnavailable: It cannot be read.
+        MissingPackage: This Python cannot read TOML, and tomli is not installed.
+    """
+    try:
+        import tomllib  # Python 3.10, whose support ended in 2026, has none
+    except ImportError:
+        try:
+            import tomli as tomllib  # type: ignore[no-redef]
+        except ImportError as error:
+            raise MissingPackage.named("tomli", "pip install tomli") from error
+    try:
+        return tomllib.loads(str(read_text(path), "utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MalformedFile(f"no TOML: {error}", kind=kind, path=path, hint=hint) from error
+    except RecursionError:
+        raise MalformedFile("nested too deep", kind=kind, path=path, hint=hint) from None

@@ -70,9 +70,11 @@ class FolderSource(Source):
         Raises:
             FileUnavailable: This folder itself may not be listed.
         """
-        known = self._listed.get(folder)
-        if known is not None:
-            return known
+        if folder not in self._listed:
+            self._listed[folder] = self._names(folder)
+        return self._listed[folder]
+
+    def _names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         files: list[str] = []
         folders: list[str] = []
         path = os.path.join(self.path, folder) if folder else self.path
@@ -82,8 +84,7 @@ class FolderSource(Source):
                 (folders if _is_folder(entry) else files).append(entry.name)
                 if len(files) + len(folders) > FOLDER_NAMES:
                     raise LimitExceeded(f"a folder of more than {FOLDER_NAMES:,} files", actual=FOLDER_NAMES)
-        found = self._listed[folder] = tuple(sorted(files)), tuple(sorted(folders))
-        return found
+        return tuple(sorted(files)), tuple(sorted(folders))
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name, which may begin with a subfolder."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from itertools import islice, takewhile
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable, LimitExceeded
@@ -23,78 +24,53 @@ from ckptool.sources.remote.parts import LEAST_NBYTES, PART_NBYTES, Fetchers, Ta
 _KEPT_NBYTES: Final = 32 << 20
 
 
-class Beginnings:
-    """A cache of the first bytes of files: each layout that is tried opens the files anew and reads them."""
+class Listing:
+    """The listing of a folder and its subfolders; and first bytes of files, which each layout that is tried reads."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, memoryview] = {}
-        self._nbytes = 0
+    def __init__(self, bucket: Bucket, facts: dict[str, tuple[str | None, int]]) -> None:
+        self.bucket = bucket
+        self.facts = facts
+        """The tag and the size of each object, by its full key."""
+        self._names = sorted(facts)
+        self._beginnings: dict[str, memoryview] = {}
+        self._room = _KEPT_NBYTES
         self._lock = threading.Lock()
 
-    def find(self, key: str) -> memoryview | None:
-        """Return the first bytes of an object that are kept; None if none are."""
-        return self._kept.get(key)
+    def under(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with ``prefix``, in order."""
+        start = bisect_left(self._names, prefix)
+        return takewhile(lambda name: name.startswith(prefix), islice(self._names, start, None))
 
-    def keep(self, key: str, data: memoryview) -> None:
-        """Keep the first bytes of an object; drop the oldest entries above 32 MiB in all."""
+    def below(self, prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of the files and of the folders directly below a prefix."""
+        own = [name[len(prefix) :].partition("/") for name in self.under(prefix)]
+        files = tuple(name for name, slash, _ in own if name and not slash)
+        return files, tuple(dict.fromkeys(name for name, slash, _ in own if name and slash))
+
+    def beginning(self, key: str, nbytes: int, fetch: Callable[[], memoryview]) -> memoryview:
+        """Return the first bytes of an object; fetch them if they are not kept. 32 MiB are kept in all."""
+        known = self._beginnings.get(key)
+        if known is not None and known.nbytes >= nbytes:
+            return known[:nbytes]
+        found = fetch()
         with self._lock:
-            if key in self._kept:
-                return
-            self._kept[key] = data
-            self._nbytes += data.nbytes
-            while self._nbytes > _KEPT_NBYTES:
-                self._nbytes -= self._kept.pop(next(iter(self._kept))).nbytes
+            if key not in self._beginnings and found.nbytes <= self._room:
+                self._beginnings[key] = found
+                self._room -= found.nbytes
+        return found
 
 
 class _ListedFile(StoredFile):
     """A file of a folder whose first bytes are fetched only once."""
 
-    def __init__(
-        self,
-        remote: Remote,
-        bucket: Bucket,
-        listed: tuple[str | None, int],
-        beginnings: Beginnings,
-        cancellation: Cancellation | None,
-    ) -> None:
-        super().__init__(remote, cancellation, bucket=bucket, listed=listed)
-        self._beginnings = beginnings
+    def __init__(self, remote: Remote, key: str, listing: Listing, cancellation: Cancellation | None) -> None:
+        super().__init__(remote, cancellation, bucket=listing.bucket, listed=listing.facts[key])
+        self._listing = listing
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        known = self._beginnings.find(self._key) if start == 0 else None
-        if known is not None and known.nbytes >= stop:
-            return known[:stop]
-        found = super().fetch(start, stop)
-        if start == 0:
-            self._beginnings.keep(self._key, found)
-        return found
-
-
-class Listing(NamedTuple):
-    """The listing of a folder and its subfolders: names in order, and the tag and size of each."""
-
-    bucket: Bucket
-    names: Sequence[str]
-    """Full keys of the bucket."""
-    facts: dict[str, tuple[str | None, int]]
-    beginnings: Beginnings
-
-    def under(self, prefix: str) -> Iterator[str]:
-        """Yield the names that begin with ``prefix``, in order."""
-        start = bisect_left(self.names, prefix)
-        return takewhile(lambda name: name.startswith(prefix), islice(self.names, start, None))
-
-    def below(self, prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the files and of the folders directly below a prefix."""
-        files: list[str] = []
-        folders: dict[str, None] = {}
-        for name in self.under(prefix):
-            own, slash, _ = name[len(prefix) :].partition("/")
-            if slash and own:
-                folders[own] = None
-            elif own:
-                files.append(own)
-        return tuple(files), tuple(folders)
+        if start:
+            return super().fetch(start, stop)
+        return self._listing.beginning(self._key, stop, partial(super().fetch, start, stop))
 
 
 def open_prefix(address: str, cancellation: Cancellation | None = None) -> RemoteFolder:
@@ -119,7 +95,7 @@ def open_prefix(address: str, cancellation: Cancellation | None = None) -> Remot
                 )
     if not facts:
         raise FileUnavailable("no object has a name that begins so", kind="missing", hint="Check the address.")
-    return RemoteFolder(remote, Listing(bucket, sorted(facts), facts, Beginnings()), cancellation)
+    return RemoteFolder(remote, Listing(bucket, facts), cancellation)
 
 
 class RemoteFolder(FolderSource):
@@ -133,12 +109,8 @@ class RemoteFolder(FolderSource):
         self._fetchers = Fetchers(remote.connections)
         self._begin(remote.shown.rstrip("/"), cancellation)
 
-    def names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the files and of the folders in a subfolder; the empty name is this folder."""
-        known = self._listed.get(folder)
-        if known is None:
-            known = self._listed[folder] = self._listing.below(self._prefix + (f"{folder}/" if folder else ""))
-        return known
+    def _names(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self._listing.below(self._prefix + (f"{folder}/" if folder else ""))
 
     def detached(self, name: str) -> FileSource:
         """
@@ -153,18 +125,15 @@ class RemoteFolder(FolderSource):
 
     def _file(self, name: str) -> FetchedSource:
         components(name)
-        facts = self._listing.facts.get(self._prefix + name)
-        if facts is None:
+        key, facts = self._prefix + name, self._listing.facts
+        if key not in facts:
             raise FileUnavailable(f"{name!r}: no such file", kind="missing", hint="Check the address.")
-        remote = self._remote.elsewhere(self._remote + name)
-        listing = self._listing
-        transport = _ListedFile(remote, listing.bucket, facts, listing.beginnings, self.cancellation)
-        place = name.rpartition("/")[0]
+        transport = _ListedFile(self._remote.elsewhere(self._remote + name), key, self._listing, self.cancellation)
+        place, nbytes = name.rpartition("/")[0], facts[key][1]
 
-        def open_named(other: str) -> FetchedSource:
+        def open_named(other: str) -> FetchedSource:  # also while the folder is closed, and this file is not
             return self._file(f"{place}/{other}".lstrip("/"))
 
-        nbytes = facts[1]
         first = nbytes if nbytes <= PART_NBYTES else LEAST_NBYTES
         tail = Tail(b"", nbytes)
         return FetchedSource(transport, tail, self._fetchers, open_named, self.cancellation, shares=True, first=first)

@@ -9,5 +9,12 @@ import sys
 
 if sys.platform == "win32":
     from ckptool.system.nt import *  # noqa: F403 - both modules define the same names
+    from ckptool.system.nt import quoted
 else:
     from ckptool.system.posix import *  # noqa: F403
+    from ckptool.system.posix import quoted
+
+
+def command_line(*words: str) -> str:
+    """Return words as a line for the shell, quoted where needed."""
+    return " ".join(map(quoted, words))

@@ -447,10 +447,6 @@ def quoted(word: str) -> str:
     return f'"{within}{within[len(within.rstrip(chr(92))) :]}"'  # backslashes before a quotation mark are doubled
 
 
-def command_line(*words: str) -> str:
-    return " ".join(map(quoted, words))
-
-
 def command_for(what: str, path: str) -> str | None:
     words = {"write": "attrib -r", "remove": "del"}
     return f"{words[what]} {quoted(path)}" if what in words else None

@@ -1,4 +1,10 @@
-"""System calls on Linux and macOS. The docstrings hold for Windows, too, unless they say otherwise."""
+"""
+System calls on Linux and macOS. The docstrings hold for Windows, too, unless they say otherwise.
+
+On Linux, the files in /proc and /sys say what is mounted, and how much memory is free. A control group is a folder, in
+each of the two versions of the mechanism, inside the folders of its parent groups, whose limits hold for it, too; see
+cgroups(7).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from struct import pack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 assert sys.platform != "win32"  # for mypy
 
@@ -36,6 +42,16 @@ _IN_NO_FOLDER = -2
 """AT_FDCWD of macOS."""
 _NO_DESCRIPTOR: dict[str, bool] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 """Keyword arguments for ``mmap``. Before Python 3.13, a mapping always kept a descriptor of its own."""
+_MOUNTS: Final = "/proc/self/mountinfo"
+_MEMORY: Final = "/proc/meminfo"
+_GROUPS: Final = "/proc/self/cgroup"
+
+# fmt: off
+_NETWORK: Final = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3",
+    "smbfs", "vboxsf", "virtiofs", "wekafs",
+))
+# fmt: on
 
 
 BLOCKS_NAMES = False
@@ -146,10 +162,30 @@ def is_network(fd: int) -> bool:
         call = system["fstatfs$INODE64"] if os.uname().machine == "x86_64" else system.fstatfs
         is_remote: bool = call(fd, status) == 0 and not status[_FLAGS] & _MNT_LOCAL
     else:
-        from ckptool.system import linux
-
-        is_remote = linux.is_network(fd)
+        device = os.fstat(fd).st_dev
+        kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
+        is_remote = kind in _NETWORK or kind.startswith("fuse.")
     return is_remote
+
+
+def _mount_types() -> dict[str, str]:
+    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
+    found = {}
+    for line in _text_of(_MOUNTS).splitlines():
+        mount, _, rest = line.partition(" - ")
+        fields = mount.split()
+        if len(fields) > 2 and rest:
+            found[fields[2]] = rest.split()[0]
+    return found
+
+
+def _text_of(path: str) -> str:
+    """Return the text of one of the system's own files; an empty string if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
 
 
 def free_room(place: str | int) -> int:
@@ -168,17 +204,74 @@ def free_memory() -> int | None:
     On Linux, it is within the limits of control groups, and cached pages of files count as free, because the system
     drops them on demand. On Windows, it is how much this process may still commit.
     """
-    from ckptool.system import linux  # rarely needed
+    kibibytes = {}
+    for line in _text_of(_MEMORY).splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.split()
+        if number and number[0].isdigit():
+            kibibytes[name] = int(number[0])
+    if "MemAvailable" not in kibibytes:
+        return None
+    left = 1024 * (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0))
+    for folder, version in _groups():
+        limit = _text_of(f"{folder}/{version.limit}").strip()
+        used = _text_of(f"{folder}/{version.used}").strip()
+        if limit.isdigit() and used.isdigit() and int(limit) < int(used) + left:
+            left = min(left, max(0, int(limit) - int(used)) + _pages(folder, version))
+    return left
 
-    return linux.free_memory()
+
+class _Version(NamedTuple):
+    """The folder of the groups in one version of the mechanism, and the names of their files."""
+
+    root: str
+    limit: str
+    used: str
+    pages: tuple[str, ...]
+    """Rows of ``memory.stat`` for cached pages of files. The row "file" would count shared memory, too."""
+
+
+_V2: Final = _Version("/sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1: Final = _Version(
+    "/sys/fs/cgroup/memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+
+
+def _groups() -> Iterator[tuple[str, _Version]]:
+    """Yield the folders of all groups that this process is in, innermost first."""
+    found = {_V2: "", _V1: ""}
+    for line in _text_of(_GROUPS).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            found[_V2] = path
+        elif "memory" in controllers.split(","):
+            found[_V1] = path
+    for version, path in found.items():
+        # A container may see only its own group, as the root, although the path is the group's path outside.
+        parts = [part for part in path.split("/") if part]
+        inside = [] if ".." in parts else parts
+        yield from (("/".join((version.root, *inside[:depth])), version) for depth in range(len(inside), -1, -1))
+
+
+def _pages(folder: str, version: _Version) -> int:
+    found = 0
+    for line in _text_of(f"{folder}/memory.stat").splitlines():
+        name, _, nbytes = line.partition(" ")
+        if name in version.pages and nbytes.isdigit():
+            found += int(nbytes)
+    return found
 
 
 def physical_memory() -> tuple[int | None, int | None]:
     """Return the bytes of unused physical memory, and of all physical memory; None for what is not known."""
-    return _pages("SC_AVPHYS_PAGES"), _pages("SC_PHYS_PAGES")
+    return _in_bytes("SC_AVPHYS_PAGES"), _in_bytes("SC_PHYS_PAGES")
 
 
-def _pages(name: str) -> int | None:
+def _in_bytes(name: str) -> int | None:
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # macOS reports the total, but not the free memory
@@ -462,11 +555,6 @@ def quoted(word: str) -> str:
     from shlex import quote  # few calls print commands
 
     return quote(word)
-
-
-def command_line(*words: str) -> str:
-    """Return words as a line for the shell, quoted where needed."""
-    return " ".join(map(quoted, words))
 
 
 def command_for(what: str, path: str) -> str | None:

@@ -12,7 +12,7 @@ import torch
 
 import ckptool
 from ckptool import system
-from ckptool.system import free_memory, is_network, linux
+from ckptool.system import free_memory, is_network, posix
 from tests.each import each
 from tests.loading.same import saved
 
@@ -41,7 +41,7 @@ active_file 536870912
 def texts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return what the system's files hold, to be changed."""
     found: dict[str, str] = {"/proc/meminfo": MEMINFO}
-    monkeypatch.setattr(linux, "text_of", lambda path: found.get(path, ""))
+    monkeypatch.setattr(posix, "_text_of", lambda path: found.get(path, ""))
     return found
 
 
@@ -92,7 +92,7 @@ def test_what_is_free_is_what_the_machine_has_within_the_limits_of_containers(
     files: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"/proc/meminfo": MEMINFO} | files
-    monkeypatch.setattr(linux, "text_of", lambda path: found.get(path, ""))
+    monkeypatch.setattr(posix, "_text_of", lambda path: found.get(path, ""))
     assert free_memory() == expected
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load as load_safetensors
 from ckptool import CkptoolError, MigrationRefused, OutputExists, OutputFailed, Remote, load, migrate
 from ckptool.migration.output import remote
 from ckptool.sources.remote import bucket as buckets
-from ckptool.sources.remote import upload
+from ckptool.sources.remote import bucket as upload
 from tests import scale
 from tests.program import invoke
 from tests.remote.buckets import SECRET, Bucket, bucket
@@ -167,7 +167,7 @@ def test_a_store_that_goes_away_at_any_step_has_nothing_under_the_name(
 KILLED = f"""
 import sys
 from ckptool import Remote, migrate
-from ckptool.sources.remote import upload
+from ckptool.sources.remote import bucket as upload
 upload._PART_NBYTES = {PART_NBYTES}
 migrate(sys.argv[1], Remote("s3://b/y.pth", endpoint=sys.argv[2]), to="cpu", force=True)
 """
@@ -317,8 +317,7 @@ def test_parts_are_as_large_as_they_must_be() -> None:
             made.append((buffer_size, max_concurrency))
 
     stored = upload.Stored.__new__(upload.Stored)
-    stored.address = Remote("s3://b/x", connections=3)
-    stored._bucket = type("_", (), {"library": Library(), "store": None})()  # type: ignore[assignment]
+    stored.remote, stored.library, stored.store = Remote("s3://b/x", connections=3), Library(), None
     for nbytes in (0, 1 << 30, 5 << 40):
         stored.writer("x", nbytes)
     assert made[0] == made[1] == (PART_NBYTES, 3)

@@ -1,7 +1,7 @@
 """
 Objects in buckets of stores as outputs: they get their name when they are complete and have been read back.
 
-``sources.remote.upload`` writes objects; this module decides when. A folder is a prefix: its files are written under a
+``sources.remote.bucket`` writes objects; this module decides when. A folder is a prefix: its files are written under a
 temporary one, and get their names many at a time; the last of them makes the others a checkpoint.
 """
 
@@ -15,7 +15,7 @@ from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import Place
 from ckptool.sources.address import Remote, as_remote
-from ckptool.sources.remote.upload import Stored, Upload, exists, temporary
+from ckptool.sources.remote.bucket import Stored, Upload, exists, temporary
 from ckptool.sources.source import Progress
 
 _COPIES_AT_ONCE: Final = 64

@@ -1,8 +1,20 @@
 """
-Buckets of stores (Amazon's S3 and compatible ones, Google's, Azure's), opened with ``obstore``, and ranges of objects.
+Buckets of stores (Amazon's S3 and compatible ones, Google's, Azure's), opened with ``obstore``; their objects are read
+by ranges, and written.
 
 Keys come from the environment, from the machine, or from the profiles of AWS if boto3 is installed to read them. The
 texts of the library's errors are not passed on: they may contain an address with a signature.
+
+Objects are written in parts, under a temporary name, from which the store copies them to their final name.
+
+1. Parts of 8 MiB, or larger ones if there would be too many, go to ``.<name>.ckptool-….part``, several at a time. The
+   object appears when all parts are there; an upload that fails or is given up before is aborted and leaves nothing.
+2. It can be read back there. Then one request copies it inside the store, so the final name has all of it or nothing.
+   Unless it may replace an object, the store itself refuses the copy if the name was taken meanwhile.
+3. A killed process may leave the temporary object, or parts without an object, but never part of a result.
+
+S3 copies up to 5 GiB in one request. A larger object is written to its final name directly, after a check just before
+the end that the name is free, and is deleted again unless it is what was to be written.
 """
 
 from __future__ import annotations
@@ -15,7 +27,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
-from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage
+from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage, OutputExists, OutputFailed
 from ckptool.sources.address import Remote
 from ckptool.sources.remote.parts import Tail, Transport, changed_remote, memory_of, missing_remote
 
@@ -26,7 +38,12 @@ _ANSWERING: Final = timedelta(seconds=120)
 """The timeout of one answer, of 8 MiB at most."""
 _COPYING: Final = timedelta(seconds=900)
 """The timeout of one answer while the store may copy an object, of 5 GiB at most."""
-_COMMAND: Final = 'pip install "ckptool[remote]"'
+_PART_NBYTES: Final = 8 << 20
+_MOST_PARTS: Final = 9_000
+"""Stores accept 10,000."""
+_MOST_AT_ONCE: Final = 8
+_MOST_COPIED: Final = 5 << 30
+"""What S3 copies in one request."""
 _KEYS: Final = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "Set GOOGLE_APPLICATION_CREDENTIALS",
@@ -38,16 +55,23 @@ _KEYS: Final = {
 class Bucket:
     """An open bucket. ``key`` is the rest of the address: the name of an object, or a prefix."""
 
-    def __init__(self, remote: Remote, *, writes: bool = False) -> None:
+    writes = False
+
+    def __init__(self, remote: Remote) -> None:
         self.remote = remote
         self.scheme = remote.scheme
-        self.library = _library()
+        try:
+            import obstore
+            import obstore.exceptions
+            import obstore.store
+        except ImportError as error:
+            raise MissingPackage.named("obstore", 'pip install "ckptool[remote]"') from error
+        self.library: Any = obstore
         self.name, mark, self.key = remote.partition("://")[2].partition("/")
         if not self.name or not mark:
             hint = f"Give all of it: {self.scheme}://BUCKET/NAME"
             raise FileUnavailable("an address without the name of a file", kind="address", hint=hint)
-        self._writes = writes
-        known = None if writes else remote.stores
+        known = None if self.writes else remote.stores
         place = self.scheme, self.name
         self.store = known[place] if known is not None and place in known else self._reached()
         if known is not None:
@@ -86,9 +110,9 @@ class Bucket:
         if isinstance(error, known.NotFoundError | FileNotFoundError):
             return missing_remote("Check the address; that of a folder ends with a slash.")
         if isinstance(error, known.UnauthenticatedError) or status == 401:
-            return FileUnavailable("the store does not accept the keys (401)", kind="credentials", hint=self._keys())
+            return self._without_keys("the store does not accept the keys (401)")
         if isinstance(error, known.PermissionDeniedError) or status == 403:
-            public = "" if self._writes else "; a public bucket is read with `anonymous=True`"
+            public = "" if self.writes else "; a public bucket is read with `anonymous=True`"
             hint = f"Check the address and the rights of the keys{public}."
             return FileUnavailable("the store refuses access (403)", kind="permission", hint=hint)
         if status == 301 or "redirect" in text:
@@ -96,29 +120,23 @@ class Bucket:
         if status == 416 or isinstance(error, known.NotSupportedError):
             return FileUnavailable("the store gives no ranges", kind="no-ranges", hint="Download the file first.")
         if not status and any(word in text for word in ("credential", "169.254.169.254", "metadata")):
-            return self._without_keys()
+            return self._without_keys("no keys for the store were found")
         what = f"the store answers {status}" if status else "the store cannot be reached"
         return FileUnavailable(what, kind="network", hint="Check the address, `endpoint=` and the network.")
 
-    def _keys(self) -> str:
-        if self._writes:
-            return f"{_KEYS[self.scheme]}."
+    def _without_keys(self, what: str) -> FileUnavailable:
         public = "a public bucket" if self.scheme != "az" else "what is public"
-        return f"{_KEYS[self.scheme]}, or read {public} with `anonymous=True`."
-
-    def _without_keys(self) -> FileUnavailable:
-        return FileUnavailable("no keys for the store were found", kind="credentials", hint=self._keys())
+        or_else = "" if self.writes else f", or read {public} with `anonymous=True`"
+        return FileUnavailable(what, kind="credentials", hint=f"{_KEYS[self.scheme]}{or_else}.")
 
     def _reached(self) -> Any:
         """Return the library's store object for the bucket, made with the options of the address."""
         stores, remote = self.library.store, self.remote
-        answering = _COPYING if self._writes else _ANSWERING
+        answering = _COPYING if self.writes else _ANSWERING
         client: dict[str, Any] = {"connect_timeout": _CONNECTING, "timeout": answering}
-        if (remote.endpoint or "").startswith("http://"):
-            client["allow_http"] = True
+        client |= {"allow_http": True} if (remote.endpoint or "").startswith("http://") else {}
         options: dict[str, Any] = {"client_options": client, "retry_config": _RETRIES}
-        if remote.anonymous:
-            options["skip_signature"] = True
+        options |= {"skip_signature": True} if remote.anonymous else {}
         kind, endpoint = {
             "s3": (stores.S3Store, "endpoint"),
             "gs": (stores.GCSStore, "base_url"),
@@ -131,13 +149,12 @@ class Bucket:
         try:
             return kind(self.name, **options)
         except self.library.exceptions.BaseError as error:
-            hint = self._keys()
-            raise FileUnavailable("the store cannot be set up", kind="credentials", hint=hint) from error
+            raise self._without_keys("the store cannot be set up") from error
 
     def _amazon(self) -> dict[str, Any]:
         """Return options for S3: the region, and boto3's credentials unless the environment, or nobody, gives keys."""
         options = {} if self.remote.region is None else {"region": self.remote.region}
-        if self._writes:
+        if self.writes:
             options["copy_if_not_exists"] = "multipart"  # a copy is completed only if its name is free
         if self.remote.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
             return options
@@ -148,19 +165,8 @@ class Bucket:
         try:
             provider = Boto3CredentialProvider()
         except Exception as error:  # it found no keys, or profiles that it cannot read
-            raise self._without_keys() from error
+            raise self._without_keys("no keys for the store were found") from error
         return {**options, "credential_provider": provider}
-
-
-def _library() -> Any:
-    """Return the module ``obstore``; raise MissingPackage if it is not installed."""
-    try:
-        import obstore
-        import obstore.exceptions
-        import obstore.store
-    except ImportError as error:
-        raise MissingPackage.named("obstore", _COMMAND) from error
-    return obstore
 
 
 _PIECE_NBYTES: Final = 256 << 10
@@ -253,3 +259,112 @@ class StoredFile(Transport):
 def _bare(tag: str | None) -> str | None:
     """Return a tag without quotes and the prefix of a weak one, which listings have or leave out."""
     return tag.removeprefix("W/").strip('"') if tag is not None else None
+
+
+class Stored(Bucket):
+    """A bucket to write to, and the requests for that."""
+
+    writes = True
+
+    def copies(self, nbytes: int) -> bool:
+        """Return whether the store copies an object of this size in one request."""
+        return self.scheme != "s3" or nbytes <= _MOST_COPIED
+
+    def address_of(self, key: str) -> Remote:
+        """Return the address of an object in this bucket."""
+        return self.remote.elsewhere(f"{self.scheme}://{self.name}/{key}")
+
+    def writer(self, key: str, nbytes: int) -> Any:
+        """Return the library's writer for an object of ``nbytes`` bytes, which appears when the writer is closed."""
+        step = -(-nbytes // _MOST_PARTS)
+        part = max(_PART_NBYTES, -(-step // _PART_NBYTES) * _PART_NBYTES)
+        at_once = min(_MOST_AT_ONCE, self.remote.connections)
+        return self.library.open_writer(self.store, key, buffer_size=part, max_concurrency=at_once)
+
+    def has(self, key: str) -> bool:
+        """Return whether there is an object of this name."""
+        with self.failing():
+            return self.find(key) is not None
+
+    def is_empty(self, prefix: str) -> bool:
+        """Return whether no object's name begins with ``prefix``, which ends with a slash."""
+        with self.failing():
+            return not any(map(len, self.library.list(self.store, prefix)))
+
+    def copy(self, source: str, key: str, *, force: bool) -> None:
+        """
+        Copy the object ``source`` to the name ``key``, in one request.
+
+        Raises:
+            OutputExists: There is an object of that name, and ``force`` is false.
+            OutputFailed: The store refused.
+        """
+        known = self.library.exceptions
+        with self.failing():
+            try:
+                self.library.copy(self.store, source, key, overwrite=force)
+            except (known.AlreadyExistsError, known.PreconditionError) as error:
+                raise exists(self.address_of(key).shown) from error
+
+    def delete(self, *keys: str) -> None:
+        """Delete those of the objects that exist; raise OutputFailed if the store refuses."""
+        with self.failing():
+            self.library.delete(self.store, list(keys))
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Turn errors of the library into OutputFailed."""
+        try:
+            yield
+        except OutputFailed:
+            raise
+        except Exception as error:
+            found = self.explained(error)
+            what, shown = "no such bucket (404)" if found.kind == "missing" else found.message, self.remote.shown
+            raise OutputFailed(f"cannot be written: {what}", kind=found.kind, path=shown, hint=found.hint) from error
+
+
+class Upload:
+    """An object that is being written, from its first byte to its last."""
+
+    def __init__(self, stored: Stored, key: str, nbytes: int) -> None:
+        self._stored = stored
+        self._key = key
+        self._nbytes = nbytes
+        self._writer: Any = None
+        self.is_there = False
+        """Whether all of it is in the store."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes; raise OutputFailed if the store does not accept them."""
+        with self._stored.failing():
+            if self._writer is None:
+                self._writer = self._stored.writer(self._key, self._nbytes)
+            self._writer.write(bytes(data))  # a copy: it keeps what it gets, and the memory of a view is reused
+
+    def end(self) -> None:
+        """Complete the object, which appears now; raise OutputFailed if the store does not have all of its parts."""
+        self.write(b"")  # an object of no bytes has no writer yet
+        with self._stored.failing():
+            self._writer.close()
+        self.is_there = True
+
+    def give_up(self) -> None:
+        """Abort the upload, or delete the object if it is complete; never raise."""
+        with suppress(Exception):
+            if self.is_there:
+                self._stored.delete(self._key)
+            elif self._writer is not None:
+                stopped = CkptoolError("given up")
+                self._writer.__exit__(type(stopped), stopped, None)
+        self._writer, self.is_there = None, False
+
+
+def temporary(name: str) -> str:
+    """Return a random temporary name, or key, in the same folder."""
+    folder, slash, own = name.rpartition("/")
+    return f"{folder}{slash}.{own[:64]}.ckptool-{os.urandom(8).hex()}.part"
+
+
+def exists(shown: str) -> OutputExists:
+    return OutputExists("exists already", path=shown, hint="Choose another name, or overwrite it with `force=True`.")

@@ -279,8 +279,15 @@ def _transport(remote: Remote, headers: Mapping[str, str], shown: str, cancellat
 
 
 def open_file_object(origin: object, cancellation: Cancellation | None = None) -> SourceInFolder | None:
-    """Return the source for a file object of fsspec; None for any other."""
-    if not is_ranged(origin):
+    """Return the source for a file object of fsspec, opened for reading; None for any other."""
+    is_ranged = (
+        hasattr(origin, "cache")
+        and isinstance(getattr(origin, "path", None), str)
+        and callable(getattr(getattr(origin, "fs", None), "cat_file", None))
+        and isinstance(getattr(origin, "size", None), int)
+        and "r" in str(getattr(origin, "mode", ""))
+    )
+    if not is_ranged:
         return None
 
     def open_named(name: str) -> SourceInFolder:
@@ -361,19 +368,6 @@ def _downloaded(web: WebFile) -> BinaryIO:
     finally:
         web.close()
     return cast("BinaryIO", stream)
-
-
-def is_ranged(origin: object) -> bool:
-    """Return whether an object looks like a file of fsspec, opened for reading."""
-    found = getattr(origin, "fs", None)
-    size = getattr(origin, "size", None)
-    return (
-        hasattr(origin, "cache")
-        and isinstance(getattr(origin, "path", None), str)
-        and callable(getattr(found, "cat_file", None))
-        and isinstance(size, int)
-        and "r" in str(getattr(origin, "mode", ""))
-    )
 
 
 class FileObject(Transport):

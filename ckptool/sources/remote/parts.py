@@ -121,18 +121,10 @@ class Fetchers:
     def __init__(self, connections: int) -> None:
         self.room = (connections + 2) * PART_NBYTES  # each connection fetches a part while two are read
         self.held = 0
-        self._connections = connections
+        self.pool = ThreadPoolExecutor(connections, thread_name_prefix="ckptool-fetch")
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._users: dict[Parts, None] = {}
         self._is_closed = False
-
-    def begin(self, fetch: Callable[[int, int], Data], start: int, stop: int) -> Future[Data]:
-        """Start to fetch a range."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="ckptool-fetch")
-            return self._pool.submit(fetch, start, stop)
 
     def hold(self, nbytes: int) -> None:
         """Add to the count of bytes in memory; a negative number is of freed ones."""
@@ -159,13 +151,9 @@ class Fetchers:
 
     def close(self) -> None:
         """End the threads, once all files are closed."""
-        with self._lock:
-            self._is_closed = True
-            if self._users:
-                return
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+        self._is_closed = True
+        if not self._users:
+            self.pool.shutdown(cancel_futures=True)
 
 
 class Parts:
@@ -330,7 +318,7 @@ class Parts:
         stop = min(end, start + PART_NBYTES)
         if stop < end:
             self._plan.appendleft((stop, end))
-        return self._add(start, stop, self._fetchers.begin(self._fetch, start, stop))
+        return self._add(start, stop, self._fetchers.pool.submit(self._fetch, start, stop))
 
     def _add(self, start: int, stop: int, data: Future[Data]) -> Part:
         self._count += 1

@@ -87,8 +87,14 @@ class WebFile(Transport):
         self.shown = shown
         self._cancellation = cancellation
         self._first = self._place = place_of(remote)
-        self._own = {**_signed_in(remote), **headers}
-        self._connections, self._shares = _connections(remote, self._first)
+        self._own, parts = dict(headers), urlsplit(remote)
+        if parts.username is not None and not remote.anonymous:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._own = {"Authorization": f"Basic {b64encode(pair.encode()).decode()}", **headers}
+        self._shares = remote.stores is not None  # connections, with all files of its server: then they stay open
+        stores: dict[tuple[str, str], Any] = {} if remote.stores is None else remote.stores
+        scheme, *server = self._first.server
+        self._connections: Connections = stores.setdefault((scheme, repr(server)), Connections())
         self._version: _Version | None = None
         self._is_html = self._closed = False
 
@@ -261,15 +267,6 @@ def _too_large(what: str, most: int) -> FileUnavailable:
     return FileUnavailable(f"cannot be downloaded: {what}; at most {most:,} are taken", kind="download", hint=hint)
 
 
-def _connections(remote: Remote, place: Place) -> tuple[Connections, bool]:
-    """Return the connections for a file, and whether they are shared by all files of its server, and stay open."""
-    if remote.stores is None:
-        return Connections(), False
-    scheme, *server = place.server
-    found: Connections = remote.stores.setdefault((scheme, repr(server)), Connections())
-    return found, True
-
-
 def _refuse(answer: HTTPResponse) -> None:
     """Raise an error unless an answer has bytes of the file, or reports that the range begins after its end (416)."""
     status = answer.status
@@ -299,15 +296,6 @@ def _content_range(answer: HTTPResponse) -> tuple[int, int, int]:
         raise _no_ranges("the server does not say which range it gives")
     start, last, nbytes = found.groups()
     return (0, 0, int(nbytes)) if start is None else (int(start), int(last) + 1, int(nbytes))
-
-
-def _signed_in(remote: Remote) -> dict[str, str]:
-    """Return the ``Authorization`` header for the user and the password in an address; empty if there are none."""
-    parts = urlsplit(remote)
-    if parts.username is None or remote.anonymous:
-        return {}
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
 
 
 def _no_ranges(what: str, nbytes: int | None = None) -> FileUnavailable:
@@ -346,10 +334,14 @@ class Connections:
             FileUnavailable: There is no such server, or a redirect must not lead to it.
         """
         while True:
-            kept = self._kept(place)
+            with self._lock:
+                self._refuse_closed()
+                idle = self._idle.get(place.server)
+                kept = idle.pop() if idle else None
             connection = kept or self._connect(place)
+            target = place.url if place.scheme == "http" and self._proxy(place) else place.target
             try:
-                connection.request("GET", self._target(place), headers=headers)
+                connection.request("GET", target, headers=headers)
                 answer = connection.getresponse()
             except BaseException as error:
                 self._drop(connection)
@@ -391,18 +383,16 @@ class Connections:
         if self._closed:
             raise ValueError(CLOSED)
 
-    def _kept(self, place: Place) -> HTTPConnection | None:
-        with self._lock:
-            self._refuse_closed()
-            idle = self._idle.get(place.server)
-            return idle.pop() if idle else None
-
     def _connect(self, place: Place) -> HTTPConnection:
         proxy = self._proxy(place)
         host, port = proxy or (place.host, place.port)
-        connection = self._new(place.scheme, host, port)
-        if proxy is not None and place.scheme == "https":
-            connection.set_tunnel(place.host, place.port)
+        connection = HTTPConnection(host, port, timeout=_SECONDS)
+        if place.scheme == "https":
+            self._tls = self._tls or ssl.create_default_context()
+            connection = HTTPSConnection(host, port, timeout=_SECONDS, context=self._tls)
+            if proxy is not None:
+                connection.set_tunnel(place.host, place.port)
+        connection.response_class = _Answer
         is_first = self._first is None
         try:
             connection.connect()
@@ -416,7 +406,16 @@ class Connections:
                 what = f"{place.host} cannot be reached: {_reason(error)}"
                 raise FileUnavailable(what, kind="network", hint=hint) from error
             raise TemporaryFailure(f"{place.host} cannot be reached ({_reason(error)})") from error
-        self._check(place, connection, is_proxied=proxy is not None)
+        assert connection.sock is not None  # it is connected
+        peer = str(connection.sock.getpeername()[0])
+        if self._first is None:
+            self._first, self._home = place.server, peer
+        elif proxy is None:
+            try:
+                check_peer(peer, self._home, is_first=place.server == self._first)
+            except FileUnavailable:
+                connection.close()
+                raise
         with self._lock:
             self._all.add(connection)
         if self._closed:
@@ -424,34 +423,14 @@ class Connections:
             self._refuse_closed()
         return connection
 
-    def _target(self, place: Place) -> str:
-        return place.url if place.scheme == "http" and self._proxy(place) else place.target
-
     def _proxy(self, place: Place) -> tuple[str, int] | None:
+        """Return the host and the port of the proxy that the system names for a server; None without one."""
         if place.server not in self._proxies:  # asking the system takes a while
-            self._proxies[place.server] = _proxy(place)
+            named = getproxies().get(place.scheme, "")
+            parts = urlsplit(named if "://" in named else f"http://{named}")
+            is_used = parts.hostname is not None and not proxy_bypass(place.host)
+            self._proxies[place.server] = (str(parts.hostname), parts.port or 80) if is_used else None
         return self._proxies[place.server]
-
-    def _new(self, scheme: str, host: str, port: int) -> HTTPConnection:
-        made = HTTPConnection(host, port, timeout=_SECONDS)
-        if scheme == "https":
-            self._tls = self._tls or ssl.create_default_context()
-            made = HTTPSConnection(host, port, timeout=_SECONDS, context=self._tls)
-        made.response_class = _Answer
-        return made
-
-    def _check(self, place: Place, connection: HTTPConnection, *, is_proxied: bool) -> None:
-        """Close the connection and raise FileUnavailable if a redirect led to a server that it must not lead to."""
-        assert connection.sock is not None  # it is connected
-        peer = str(connection.sock.getpeername()[0])
-        if self._first is None:
-            self._first, self._home = place.server, peer
-        elif not is_proxied:
-            try:
-                check_peer(peer, self._home, is_first=place.server == self._first)
-            except FileUnavailable:
-                connection.close()
-                raise
 
 
 class _Answer(HTTPResponse):
@@ -489,14 +468,6 @@ class _Incoming(RawIOBase):
     def close(self) -> None:
         self._held.close()
         super().close()
-
-
-def _proxy(place: Place) -> tuple[str, int] | None:
-    named = getproxies().get(place.scheme)
-    if not named or proxy_bypass(place.host):
-        return None
-    parts = urlsplit(named if "://" in named else f"http://{named}")
-    return (parts.hostname, parts.port or 80) if parts.hostname else None
 
 
 def _reason(error: Exception) -> str:
