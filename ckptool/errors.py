@@ -65,6 +65,9 @@ class CkptoolError(Exception):
 
     default_kind = "error"
 
+    def __init_subclass__(cls, *, kind: str | None = None) -> None:
+        cls.default_kind = kind or cls.default_kind
+
     def __init__(
         self,
         message: str,
@@ -168,16 +171,12 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-class Failure(CkptoolError):
+class Failure(CkptoolError, kind="failure"):
     """Every error but ``Cancelled``: for handlers that go on, and must not when the call was cancelled."""
 
-    default_kind = "failure"
 
-
-class FileUnavailable(Failure):
+class FileUnavailable(Failure, kind="unavailable"):
     """A path cannot be opened: missing, a pipe, not permitted, or a folder in which files are missing."""
-
-    default_kind = "unavailable"
 
     @classmethod
     def of_set(cls, fact: str, hint: str, needed: int, actual: int) -> FileUnavailable:
@@ -185,28 +184,20 @@ class FileUnavailable(Failure):
         return cls(fact, kind="missing-shards", hint=hint, needed=needed, actual=actual)
 
 
-class UnreadableFile(Failure):
+class UnreadableFile(Failure, kind="unreadable"):
     """The bytes are not what a checkpoint should be."""
 
-    default_kind = "unreadable"
 
-
-class NotACheckpoint(UnreadableFile):
+class NotACheckpoint(UnreadableFile, kind="not-a-checkpoint"):
     """The bytes are a known kind of file that holds no tensors: a Git LFS pointer, an HTML page, an image."""
 
-    default_kind = "not-a-checkpoint"
 
-
-class UnknownFormat(UnreadableFile):
+class UnknownFormat(UnreadableFile, kind="unknown-format"):
     """No format recognises the first bytes."""
 
-    default_kind = "unknown-format"
 
-
-class TruncatedFile(UnreadableFile):
+class TruncatedFile(UnreadableFile, kind="truncated"):
     """The file ends before the data that it announces: ``needed`` and ``actual`` count bytes."""
-
-    default_kind = "truncated"
 
     @classmethod
     def early(cls, what: str, kind: str, actual: int, needed: int | None = None, offset: int | None = None) -> Self:
@@ -217,143 +208,109 @@ class TruncatedFile(UnreadableFile):
         )
 
 
-class MalformedFile(UnreadableFile):
+class MalformedFile(UnreadableFile, kind="malformed"):
     """The file contradicts its own format at ``offset``."""
 
-    default_kind = "malformed"
 
-
-class DamagedFile(MalformedFile):
+class DamagedFile(MalformedFile, kind="damaged-record"):
     """A record does not match the checksum that was written with it."""
 
-    default_kind = "damaged-record"
 
-
-class AmbiguousFile(UnreadableFile):
+class AmbiguousFile(UnreadableFile, kind="ambiguous"):
     """Two readers could understand the same bytes differently, so neither reading is given."""
 
-    default_kind = "ambiguous"
 
-
-class SourceChanged(UnreadableFile):
+class SourceChanged(UnreadableFile, kind="source-changed"):
     """The file was written to or truncated while it was being read."""
 
-    default_kind = "source-changed"
 
-
-class UnsafePickle(Failure):
+class UnsafePickle(Failure, kind="unsafe-pickle"):
     """The pickle needs code to run, or something that only the process that wrote it had."""
 
-    default_kind = "unsafe-pickle"
 
-
-class UnsupportedFeature(Failure):
+class UnsupportedFeature(Failure, kind="unsupported"):
     """The file is well formed, but uses something that is not handled."""
 
-    default_kind = "unsupported"
 
-
-class LimitExceeded(Failure):
+class LimitExceeded(Failure, kind="limit-exceeded"):
     """Reading on would cost more than the ``Limits`` allow: ``needed`` against ``actual``."""
 
-    default_kind = "limit-exceeded"
 
-
-class WeightsNotFound(Failure):
+class WeightsNotFound(Failure, kind="no-state-dict"):
     """
     No state dict in the file is the requested weights.
 
     ``candidates`` are the keys of state dicts that can be chosen with ``key``; the empty one is the root.
     """
 
-    default_kind = "no-state-dict"
     candidates: tuple[str, ...] = ()
 
 
-class AmbiguousWeights(WeightsNotFound):
+class AmbiguousWeights(WeightsNotFound, kind="which-weights"):
     """Several state dicts could be the requested weights; none is chosen by guessing."""
 
-    default_kind = "which-weights"
 
-
-class IncompleteWeights(WeightsNotFound):
+class IncompleteWeights(WeightsNotFound, kind="incomplete-weights"):
     """
     A part of the weights is not in the file, or only code could name it.
 
     ``missing`` are the paths of modules, or the names of tensors, that are not there.
     """
 
-    default_kind = "incomplete-weights"
     missing: tuple[str, ...] = ()
 
 
-class MigrationRefused(Failure):
+class MigrationRefused(Failure, kind="refused"):
     """The requested change would lose or confuse something; nothing was written."""
 
-    default_kind = "refused"
 
-
-class OutputFailed(Failure):
+class OutputFailed(Failure, kind="output-failed"):
     """The result could not be written. A file that has its name already is not changed."""
 
-    default_kind = "output-failed"
 
-
-class OutputExists(OutputFailed):
+class OutputExists(OutputFailed, kind="output-exists"):
     """The name of the output is taken, and overwriting was not requested."""
 
-    default_kind = "output-exists"
 
-
-class UnfinishedEdit(Failure):
+class UnfinishedEdit(Failure, kind="unfinished-edit"):
     """
     An edit in place of the file goes on or was cut off, and left it neither old nor new; nothing was read or changed.
 
     The ``command`` makes it what it was before the edit.
     """
 
-    default_kind = "unfinished-edit"
 
-
-class WeightsMismatch(Failure):
+class WeightsMismatch(Failure, kind="weights-mismatch"):
     """
     The weights do not fit the model, which was not changed.
 
     ``missing`` and ``unexpected`` are names, ``reshaped`` is names with the model's shape and the file's.
     """
 
-    default_kind = "weights-mismatch"
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
 
 
-class KeyMismatch(WeightsMismatch):
+class KeyMismatch(WeightsMismatch, kind="key-mismatch"):
     """Names that the model has and the file has not, or the other way round."""
 
-    default_kind = "key-mismatch"
 
-
-class ShapeMismatch(WeightsMismatch):
+class ShapeMismatch(WeightsMismatch, kind="shape-mismatch"):
     """Names agree, shapes do not."""
 
-    default_kind = "shape-mismatch"
 
-
-class DeviceUnavailable(Failure):
+class DeviceUnavailable(Failure, kind="device-unavailable"):
     """The requested device does not exist, or is not on this machine; the message says why."""
 
-    default_kind = "device-unavailable"
 
-
-class MissingPackage(Failure, ImportError):
+class MissingPackage(Failure, ImportError, kind="missing-package"):
     """
     The call needs ``package``, which is not installed (or does not start: ``broken-package``).
 
     The message ends with the pip command, which is the ``command``. Everything else works without the package.
     """
 
-    default_kind = "missing-package"
     package: str = ""
     path: str | None = None  # overrides ImportError's attribute, which is not pickled
 
@@ -365,17 +322,13 @@ class MissingPackage(Failure, ImportError):
         return error
 
 
-class OutOfMemory(Failure):
+class OutOfMemory(Failure, kind="out-of-memory"):
     """The weights need ``needed`` bytes where ``actual`` are free. Nothing was loaded."""
 
-    default_kind = "out-of-memory"
 
-
-class Cancelled(CkptoolError):
+class Cancelled(CkptoolError, kind="cancelled"):
     """
     The call was cancelled, or passed its deadline (``deadline-exceeded``); the message says after how many seconds.
 
     Nothing is wrong with the file, as far as was seen.
     """
-
-    default_kind = "cancelled"

@@ -1,5 +1,6 @@
 """
-``ckptool check``: whether files are whole and safe, will load here, and fit into a model.
+``ckptool check``: whether files are whole and safe, will load here, and fit into a model. ``ckptool explain``: what an
+error message means, and what in a file causes it.
 
 Also the options of ``check`` and ``scan`` that say what fails, and what is let through.
 """
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from ckptool.arguments import as_utf8
 from ckptool.checking.check import QUESTIONS, CheckReport, answers, narrowed, sections_of
 from ckptool.checking.check import check as check_file
 from ckptool.checking.finding import CODES, Finding
@@ -42,15 +44,19 @@ from ckptool.cli.options import (
     remote_options,
 )
 from ckptool.cli.printing import Failed, Result, print_json, say_each, with_hints
-from ckptool.cli.text import ProgressLine, in_options, say
+from ckptool.cli.text import ProgressLine, advised, in_options, say
 from ckptool.cli.verbs import Command, F, flag, takes, together
 from ckptool.errors import CkptoolError, MalformedFile
 from ckptool.formats import member_in
 from ckptool.formats.listing import Target
 from ckptool.messages import show, show_nbytes, some
 from ckptool.sections import Fact, Section
+from ckptool.sources.paths import command_line, exists, shown_path
 
-CODES_SCHEMA = "ckptool.codes/1"
+_CODES_SCHEMA: Final = "ckptool.codes/1"
+_EXPLAIN_SCHEMA: Final = "ckptool.explain/2"
+_MOST_TEXT: Final = 1 << 20
+"""Bytes of standard input that are searched for messages."""
 _FAILS: Final = (
     "Exit with 1 only for a code (CK205), for a grade (code, system) or severity (info, warning, error) and all that "
     f"is worse, or for what cannot be opened ({UNREADABLE}). Repeatable"
@@ -159,12 +165,10 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     """
     refuse_useless_options()
     if options["explain"] is not None:
-        from ckptool.cli.explain import print_explanations
-
         if len(files) > 1:
             raise click.UsageError("--explain looks into one file.")
         path = files[0] if files else None
-        sys.exit(print_explanations(options["explain"], path, as_json=options["as_json"]))
+        sys.exit(_explain(options["explain"], path, as_json=options["as_json"]))
     if options["list_codes"]:
         _list_codes(as_json=options["as_json"])
         return
@@ -229,7 +233,7 @@ def _arguments(options: dict[str, Any]) -> dict[str, Any]:
 def _list_codes(*, as_json: bool) -> None:
     if as_json:
         codes = [{"code": code, **entry._asdict()} for code, entry in CODES.items()]
-        print_json({"schema": CODES_SCHEMA, "codes": codes})
+        print_json({"schema": _CODES_SCHEMA, "codes": codes})
         return
     for code, entry in CODES.items():
         say(f"{code}  {entry.severity or '':<9}{entry.says}")
@@ -294,3 +298,49 @@ def worst_of(report: CheckReport) -> list[str]:
 
 _OF_SAFETY: Final = ("CK205", "CK216", "CK206", "CK217", "CK207")
 """Codes that come first if there are many files: what they would run."""
+
+
+@click.command(cls=Command)
+@click.argument("text", metavar="TEXT")
+@click.argument("path", required=False, metavar="[FILE]", type=AnyPath())
+@flag("--json", "as_json", says="Print one JSON object.")
+def explain(text: str, path: str | None, *, as_json: bool) -> None:
+    """
+    Say what an error message means, and what to do.
+
+    TEXT is the message, or all that was printed around it; '-' reads it from standard input. With a FILE, say what in
+    the file causes it, and where the names in it are. Exit code 1: the message is not known, and names nothing in the
+    file; 2: the file cannot be opened.
+    """
+    sys.exit(_explain(text, path, as_json=as_json))
+
+
+def _explain(text: str, path: str | None, *, as_json: bool) -> int:
+    """Print what a message means, and return the exit code."""
+    from ckptool.checking.explain import explain as explanations
+
+    if text != "-" and exists(text):
+        what = "folder" if os.path.isdir(text) else "file"
+        look = show(command_line(text, "check"))
+        raise click.UsageError(f"{show(text)} is a {what}, and TEXT is the message to explain. To look at it: {look}")
+    shown = None if path is None else shown_path(path)
+    text = as_utf8(sys.stdin.buffer.read(_MOST_TEXT)).decode(errors="replace") if text == "-" else text
+    try:
+        found = explanations(text, path)
+    except CkptoolError as error:
+        if not as_json:
+            raise
+        print_json(with_hints({"schema": _EXPLAIN_SCHEMA, "path": shown, "error": error.as_dict()}))
+        return 2
+    if as_json:
+        print_json({"schema": _EXPLAIN_SCHEMA, "path": shown, "explanations": [one._asdict() for one in found]})
+    elif not found:
+        command = command_line(path or "FILE", "check")
+        say(advised("not a message that is known here", hint="Look at the file.", command=command), err=True)
+    else:
+        for number, one in enumerate(found):
+            if number:
+                say("")
+            in_file = [] if shown is None or one.in_file is None else [f"{shown}: {one.in_file}"]
+            say(advised(f"{one.kind}: {one.meaning}", *in_file, hint=one.hint, command=one.command))
+    return 0 if found else 1

@@ -212,10 +212,8 @@ class _Inspected(Result):
     def _listing(self) -> Iterator[Section]:
         options, limit = self._options, limit_of(self._options)
         if options["tree"] or options["depth"] is not None:
-            from ckptool.cli.tree import tree_lines
-
             width = None if options["wide"] else terminal_width()
-            lines = tree_lines(self._tensors, depth=options["depth"], fold=not options["no_fold"], width=width)
+            lines = columns.tree_lines(self._tensors, depth=options["depth"], fold=not options["no_fold"], width=width)
             yield Lines(islice(lines, limit))
             if left := sum(1 for _ in lines):
                 yield left_out(left)

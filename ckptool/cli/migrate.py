@@ -1,4 +1,8 @@
-"""``ckptool migrate``: the same checkpoint in another form, for another device, under other names."""
+"""
+``ckptool migrate``: the same checkpoint in another form, for another device, under other names.
+
+And ``ckptool merge``, which writes as it does: adapters into the model that they are for, or the mean of several.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import click
 from click.core import ParameterSource
@@ -26,9 +31,9 @@ from ckptool.cli.options import (
     refuse_useless_options,
     remote_options,
 )
-from ckptool.cli.printing import Failed, Result, output_for
+from ckptool.cli.printing import Failed, Output, Result, output_for
 from ckptool.cli.text import ProgressLine, in_options
-from ckptool.cli.verbs import ORDER, flag, takes
+from ckptool.cli.verbs import ORDER, Command, flag, takes
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, OutputExists, WeightsNotFound
 from ckptool.messages import counted, show, show_nbytes
 from ckptool.migration.casting import TARGETS
@@ -40,10 +45,11 @@ from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sections import Section
 from ckptool.sources.paths import below, is_remote, shown_path
+from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 
 if TYPE_CHECKING:
-    from ckptool.cli.migrate_pool import Outcome
+    from ckptool.cli.pool import Outcome
     from ckptool.migration.file_jobs import Writers
 
 
@@ -207,14 +213,12 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
-    is_in_place, changes = _is_in_place(paths, options), _changes(options, click.get_current_context().meta[ORDER])
-    if not (is_in_place or options["out_dir"] or changes.makes_folder) and _ends_in_folder(paths):
-        paths, options["out_dir"] = paths[:-1], paths[-1]
-    sources, target = (list(paths), None) if is_in_place else _sources(paths, options["out_dir"])
-    output = output_for(options, sources, is_list=len(sources) > 1, is_bare=options["quiet"])
-    work = _targets(sources, target, options, changes)
+    changes = _changes(options, click.get_current_context().meta[ORDER])
+    work = _in_place(paths) if options["in_place"] else _copies(paths, options, changes)
     if options["ray"] and options["out_dir"] is None and (options["in_place"] or not changes.makes_folder):
         raise click.UsageError("--ray is for --out-dir, or a folder of several files: --max-shard-size, or --form dcp")
+    sources = [source for source, _ in work]
+    output = output_for(options, sources, is_list=len(work) > 1, is_bare=options["quiet"])
     arguments = {name: options[name] for name in ("force", "dry_run", "in_place", "deep", "compact")}
     arguments |= {"changes": changes, "verify": not options["no_verify"], "reflink": not options["no_reflink"]}
     code = 0
@@ -226,19 +230,23 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
             refusal = None if changes.allow_unmatched else _matching_nowhere(work, changes)
             arguments["changes"] = changes._replace(allow_unmatched=True)
         line = ProgressLine(len(work), shown=output.shows_progress)
-        outcomes = _outcomes(work, arguments, options, line) if refusal is None else ((one, refusal) for one, _ in work)
-        for source, outcome in outcomes:
-            result: Result
-            if isinstance(outcome, CkptoolError):
-                if isinstance(outcome, OutputExists) and target is not None and not options["out_dir"]:
-                    outcome.hint = f"{outcome.hint} If both are sources, name a folder for the results, `--out-dir`."
-                result = NotMigrated(shown_path(source), outcome)
-            else:
-                result = Migrated(outcome, quiet=options["quiet"])
-            code = max(code, result.exit_code)
-            output.add(result)
+        outcomes = _outcomes(work, arguments, options, line) if refusal is None else repeat(refusal, len(work))
+        for outcome, (source, target) in zip(outcomes, work, strict=True):
+            if isinstance(outcome, OutputExists) and target is not None and not options["out_dir"]:
+                outcome.hint = f"{outcome.hint} If both are sources, name a folder for the results, `--out-dir`."
+            code = max(code, _print(output, outcome, source, quiet=options["quiet"]))
     output.end()
     sys.exit(code)
+
+
+def _print(output: Output, outcome: Outcome, source: str, *, quiet: bool) -> int:
+    """Print a report, or an error, and return its exit code."""
+    if isinstance(outcome, CkptoolError):
+        result: Result = NotMigrated(shown_path(source), outcome)
+    else:
+        result = Migrated(outcome, quiet=quiet)
+    output.add(result)
+    return result.exit_code
 
 
 def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefused | None:
@@ -253,31 +261,34 @@ def _matching_nowhere(work: Sequence[_Pair], changes: Changes) -> MigrationRefus
     return nothing_matches(left, f"no name in any of the {len(work):,} sources") if left else None
 
 
-def _is_in_place(paths: Sequence[str], options: dict[str, Any]) -> bool:
-    """Return whether sources are edited in place; refuse options that are only for that, and paths that cannot be."""
-    if not options["in_place"]:
-        if options["deep"]:
-            raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
-        if options["compact"]:
-            raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
-        return False
+def _in_place(paths: Sequence[str]) -> list[_Pair]:
+    """Return the files to edit; refuse paths that cannot be."""
     for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
         if is_remote(path):
             raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")
         if not os.path.lexists(path.partition("::")[0]):
             what = "is not there: with --in-place, all paths are files to edit"
             raise click.UsageError(f"{show(shown_path(path))} {what}")
-    return True
+    return [(path, None) for path in paths]
 
 
-def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], str | None]:
-    if out_dir is None:
+def _copies(paths: Sequence[str], options: dict[str, Any], changes: Changes) -> list[_Pair]:
+    """Return each source with the path that was given for its result; a folder for all goes into the options."""
+    if options["deep"]:
+        raise click.UsageError("--deep is for --in-place: what is copied is compared in any case")
+    if options["compact"]:
+        raise click.UsageError("--compact is for --in-place: what is written anew has nothing unused")
+    last = paths[-1]
+    is_new_folder = last.endswith((os.sep, os.altsep or os.sep)) and not (is_remote(last) or os.path.lexists(last))
+    if is_new_folder and len(paths) > 1 and not (options["out_dir"] or changes.makes_folder):
+        paths, options["out_dir"] = paths[:-1], last
+    if options["out_dir"] is None:
         if len(paths) == 2 and paths[1] == "-":
             raise click.UsageError(
                 "there is no output to a pipe: DST is a file or a folder ('./-', if it is called so)"
             )
         if len(paths) < 3:
-            return [paths[0]], paths[1] if len(paths) == 2 else None
+            return [(paths[0], paths[1] if len(paths) == 2 else None)]
         for path in paths:  # before the first is written: the last may have been meant as the name of a result
             if not is_remote(path) and not os.path.lexists(path.partition("::")[0]):
                 raise click.UsageError(
@@ -287,20 +298,15 @@ def _sources(paths: tuple[str, ...], out_dir: str | None) -> tuple[list[str], st
             raise click.UsageError(
                 f"{show(paths[-1])} is a folder: if it is for the results, say --out-dir {show(paths[-1])}"
             )
-        return list(paths), None
+        return [(path, None) for path in paths]
     named: dict[str, str] = {}
     for path in paths:
-        name = os.path.basename(os.path.splitext(path)[0])
-        twin = named.setdefault(name, path)
+        twin = named.setdefault(os.path.basename(os.path.splitext(path)[0]), path)
         if twin is not path:
             raise click.UsageError(f"{show(twin)} and {show(path)} would have one name in --out-dir")
-    return list(paths), below(out_dir, "")
-
-
-def _ends_in_folder(paths: Sequence[str]) -> bool:
-    """Return whether the last of several paths is a folder for results that is not there yet."""
-    is_folder = paths[-1].endswith((os.sep, os.altsep or os.sep)) and not is_remote(paths[-1])
-    return len(paths) > 1 and is_folder and not os.path.lexists(paths[-1])
+    folder = below(options["out_dir"], "")
+    # A file gets its suffix later, from its form; a folder has its whole name here.
+    return [(path, below(folder, name) if changes.makes_folder else folder) for name, path in named.items()]
 
 
 @contextmanager
@@ -316,13 +322,6 @@ def _folder(path: str | None) -> Iterator[None]:
         for one in made:
             with suppress(OSError):  # it is not empty
                 one.rmdir()
-
-
-def _targets(sources: Sequence[str], target: str | None, options: dict[str, Any], changes: Changes) -> list[_Pair]:
-    """Return each source with its target; folders inside the target folder get their names here."""
-    if target is None or options["out_dir"] is None or not changes.makes_folder:
-        return [(source, target) for source in sources]
-    return [(source, below(target, os.path.basename(os.path.splitext(source)[0]))) for source in sources]
 
 
 def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
@@ -359,17 +358,14 @@ def _rules(options: dict[str, Any], order: Sequence[str]) -> Iterator[renaming.R
         elif name == "rename":
             yield _substitution(value, "--rename")
         else:
-            lines = [line for line in _lines(value) if line and not line.startswith("#")]
-            if not lines:
+            try:
+                lines = [line.decode().partition(" #")[0].strip() for line in as_utf8(value.read()).splitlines()]
+            except UnicodeDecodeError as error:
+                raise click.BadParameter(f"not a text file: {error}", param_hint="--rename-file") from error
+            rules = [_substitution(line, "--rename-file") for line in lines if line and not line.startswith("#")]
+            if not rules:
                 raise click.BadParameter(f"no RE=REPL in {show(value.name)}", param_hint="--rename-file")
-            yield from (_substitution(line, "--rename-file") for line in lines)
-
-
-def _lines(file: BinaryIO) -> list[str]:
-    try:
-        return [line.decode().partition(" #")[0].strip() for line in as_utf8(file.read()).splitlines()]
-    except UnicodeDecodeError as error:
-        raise click.BadParameter(f"not a text file: {error}", param_hint="--rename-file") from error
+            yield from rules
 
 
 def _substitution(text: str, option: str) -> renaming.Rule:
@@ -381,24 +377,23 @@ def _substitution(text: str, option: str) -> renaming.Rule:
 
 def _outcomes(
     work: Sequence[_Pair], arguments: dict[str, Any], options: dict[str, Any], line: ProgressLine
-) -> Iterator[tuple[str, Outcome]]:
-    """Yield each source with its report, or its error."""
+) -> Iterator[Outcome]:
+    """Yield the report for each source, or its error."""
     jobs = options["jobs"]
     if options["ray"]:
-        from ckptool.cli.migrate_pool import FileWriters, outcomes
         from ckptool.cli.on_ray import OnRay
+        from ckptool.cli.pool import FileWriters, migrations
 
         is_asked = click.get_current_context().get_parameter_source("jobs") is ParameterSource.COMMANDLINE
         with OnRay(options["ray"], jobs if is_asked else None) as ray:
             if options["out_dir"] is None:
                 yield from _one_by_one(work, arguments, line, FileWriters(ray, _TRIES_ON_RAY))
             else:
-                yield from outcomes(ray, work, arguments)
+                yield from migrations(ray, work, arguments)
     elif jobs > 1 and len(work) > 1:
         yield from _in_threads(jobs, work, arguments)
     elif jobs > 1 and arguments["changes"].makes_folder and not options["in_place"]:
-        from ckptool.cli.migrate_pool import FileWriters  # most are written by this process
-        from ckptool.cli.pool import Processes
+        from ckptool.cli.pool import FileWriters, Processes  # most are written by this process
 
         with Processes(jobs) as pool:
             yield from _one_by_one(work, arguments, line, FileWriters(pool, _TRIES))
@@ -406,7 +401,7 @@ def _outcomes(
         yield from _one_by_one(work, arguments, line)
 
 
-def _in_threads(jobs: int, work: Sequence[_Pair], arguments: dict[str, Any]) -> Iterator[tuple[str, Outcome]]:
+def _in_threads(jobs: int, work: Sequence[_Pair], arguments: dict[str, Any]) -> Iterator[Outcome]:
     from concurrent.futures import ThreadPoolExecutor
     from threading import Event
 
@@ -418,9 +413,7 @@ def _in_threads(jobs: int, work: Sequence[_Pair], arguments: dict[str, Any]) -> 
 
     with ThreadPoolExecutor(jobs) as threads:
         try:
-            told = {**arguments, "progress": stop, "read_back": stop}
-            found = threads.map(lambda pair: _outcome(pair[0], pair[1], told), work)
-            yield from zip((source for source, _ in work), found, strict=True)
+            yield from threads.map(lambda pair: _outcome(pair, arguments, stop, stop), work)
         except BaseException:
             stopped.set()  # only the main thread is interrupted
             raise
@@ -428,21 +421,24 @@ def _in_threads(jobs: int, work: Sequence[_Pair], arguments: dict[str, Any]) -> 
 
 def _one_by_one(
     work: Sequence[_Pair], arguments: dict[str, Any], line: ProgressLine, writers: Writers | None = None
-) -> Iterator[tuple[str, Outcome]]:
-    told = {**arguments, "progress": line, "read_back": line.read_back}
-    for source, target in work:
-        line.next(source)
-        outcome = _outcome(source, target, told, writers)
+) -> Iterator[Outcome]:
+    for pair in work:
+        line.next(pair[0])
+        outcome = _outcome(pair, arguments, line, line.read_back, writers)
         line.clear()
-        yield source, outcome
+        yield outcome
 
 
-def _outcome(source: str, target: str | None, arguments: dict[str, Any], writers: Writers | None = None) -> Outcome:
+def _outcome(
+    pair: _Pair, arguments: dict[str, Any], progress: Progress, read_back: Progress, writers: Writers | None = None
+) -> Outcome:
+    source, target = pair
+    told: dict[str, Any] = {"progress": progress, "read_back": read_back}
     try:
         if writers is None:
-            return migrate_file(source, target, **arguments)
-        given = {name: arguments[name] for name in ("force", "verify", "dry_run", "progress", "read_back")}
-        return migrate_by(writers, source, target, arguments["changes"], WriteOptions(**given))
+            return migrate_file(source, target, **arguments, **told)
+        given = {name: arguments[name] for name in ("force", "verify", "dry_run")}
+        return migrate_by(writers, source, target, arguments["changes"], WriteOptions(**given, **told))
     except CkptoolError as error:
         return error
 
@@ -488,3 +484,86 @@ class NotMigrated(Failed):
 
     def cells(self) -> Sequence[str]:
         return [self.error.message] if self.error is not None else []
+
+
+_OF_MIGRATE: Final = (
+    *("form", "max_shard_size", "config_from", "key", "weights", "dtype", "dequantize"),
+    *("force", "dry_run", "quiet", "as_json"),
+)
+"""Options that are those of ``migrate``."""
+
+
+@click.command(cls=Command)
+@click.argument("files", nargs=-1, required=True, metavar="BASE [FILE...]", type=AnyPath())
+@takes("--lora", "ADAPTER[=X]", "Add this LoRA adapter to BASE, X times as strong. Repeatable.", multiple=True)
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Multiply what all adapters add.")
+@flag("--average", says="Write the mean of all files, in the types of the first.")
+@takes("--shares", "1,2,1", "With --average, how much each file counts.")
+@click.option("--ema", type=float, help="With --average, the share that a moving average keeps at each file.")
+@flag("--allow-unmatched", says="Leave out what of an adapter fits no weight, and say so.")
+@click.option("-o", "--output", "target", required=True, metavar="DST", type=AnyPath(), help="What to write.")
+def merge(files: tuple[str, ...], **options: Any) -> None:
+    """
+    Put LoRA adapters into a checkpoint, or write the mean of several.
+
+    Nothing in the files runs. DST appears when it is complete, read back and compared, in any form that 'migrate'
+    writes. Every part of an adapter must fit a weight, by name and shape. Needs torch.
+
+    Exit code 1: refused, because something does not fit; 2: could not be done.
+    """
+    from ckptool.merging.merge import merge as merge_files
+
+    if options["average"] == bool(options["lora"]):
+        raise click.UsageError("give --lora ADAPTER for what is put into BASE, or --average for the mean of all files")
+    if options["average"] == (len(files) < 2):
+        raise click.UsageError("--average takes two files or more; --lora one, and names each adapter")
+    strong: dict[str | os.PathLike[str], float] = dict(map(_strong, options["lora"]))
+    if len(strong) < len(options["lora"]):
+        raise click.UsageError("one adapter is given twice: add up its numbers")
+    output = output_for({**options, "as_lines": False}, files[:1], is_list=False, is_bare=options["quiet"])
+    line = ProgressLine(1, shown=output.shows_progress)
+    line.next(files[0])
+    outcome: Outcome
+    try:
+        outcome = merge_files(
+            files[0],
+            options["target"],
+            lora=strong or None,
+            scale=options["scale"],
+            average=files[1:] or None,
+            shares=_shares(options["shares"]),
+            progress=line,
+            read_back=line.read_back,
+            **{name: options[name] for name in ("ema", "force", "dry_run", *Changes._fields) if name in options},
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except CkptoolError as error:
+        outcome = error
+    line.clear()
+    code = _print(output, outcome, files[0], quiet=options["quiet"])
+    output.end()
+    sys.exit(code)
+
+
+merge.params.extend(one for one in migrate.params if one.name in _OF_MIGRATE)
+
+
+def _strong(text: str) -> tuple[str, float]:
+    """Return the path of an adapter, and its factor."""
+    path, equals, number = text.rpartition("=")
+    if not equals or os.path.lexists(text):
+        return text, 1.0
+    try:
+        return path, float(number)
+    except ValueError as error:
+        if os.path.lexists(path):
+            raise click.BadParameter(f"not a number: {number!r}, in {text}", param_hint="--lora") from error
+        return text, 1.0
+
+
+def _shares(text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(one) for one in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"not numbers with commas between them: {text}", param_hint="--shares") from error

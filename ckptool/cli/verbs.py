@@ -45,9 +45,15 @@ SECTIONS: Final = {
     },
 }
 """
-What the help lists, without an import. Each verb is a command of the same name, in a module of the same name; those
-under "More" are in one.
+What the help lists, without an import. Each verb is a command of the same name, in a module of the same name or in the
+one below.
 """
+_MODULES: Final = {
+    **dict.fromkeys(("report", "recipe", "recover", *SECTIONS["More"]), "more"),
+    "explain": "check",
+    "merge": "migrate",
+}
+"""The modules of verbs that have none of their own."""
 VERBS: Final = tuple(verb for verbs in SECTIONS.values() for verb in verbs)
 WORDS: Final = {
     "show": "inspect",
@@ -253,8 +259,7 @@ class Verbs(Command, click.Group):
         verb = WORDS.get(cmd_name, cmd_name)
         if verb not in VERBS:
             return None
-        module = import_module(f"ckptool.cli.{'more' if verb in SECTIONS['More'] else verb}")
-        command: click.Command = getattr(module, verb)
+        command: click.Command = getattr(import_module(f"ckptool.cli.{_MODULES.get(verb, verb)}"), verb)
         if not any(one.name == "version" for one in command.params):  # where people who see a verb's help look for it
             click.version_option(__version__, *_VERSION, prog_name="ckptool", hidden=True)(command)
             color_option(hidden=True)(command)

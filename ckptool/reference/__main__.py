@@ -15,6 +15,6 @@ if __name__ == "__main__":
     except MissingPackage as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
-    from ckptool.reference.command import main
+    from ckptool.reference.trainer import main
 
     main(prog_name="python -m ckptool.reference")

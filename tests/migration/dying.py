@@ -39,9 +39,9 @@ def code(at: int, marker: Path, *, after: bool, always: bool = False) -> str:
 
 def watch(at: int, marker: str, after: bool, always: bool) -> None:
     """Let this process die, once it is given work."""
-    from ckptool.cli import migrate_pool
+    from ckptool.cli import pool
 
-    write, make = migrate_pool._Writing.__call__, os.open
+    write, make = pool._Writing.__call__, os.open
 
     def die() -> None:
         try:
@@ -53,10 +53,10 @@ def watch(at: int, marker: str, after: bool, always: bool) -> None:
 
     def call(*arguments: Any) -> None:
         die_at(at, CALLS, after=after, die=die)
-        setattr(migrate_pool._Writing, "__call__", write)  # noqa: B010
+        setattr(pool._Writing, "__call__", write)  # noqa: B010
         write(*arguments)
 
-    setattr(migrate_pool._Writing, "__call__", call)  # noqa: B010
+    setattr(pool._Writing, "__call__", call)  # noqa: B010
 
 
 def kill_me() -> None:

@@ -85,7 +85,7 @@ def test_what_cannot_be_had_is_refused_with_a_hint(request_, devices, local_rank
 def test_fixtures_of_a_device_that_cannot_train_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's own device without memory: it has no kernel that gives a number to Python, as training asks for.
     number = torch.empty(1, device="meta")
-    monkeypatch.setattr("ckptool.reference.command.write_fixtures", lambda *_: number.item())
+    monkeypatch.setattr("ckptool.reference.trainer.write_fixtures", lambda *_: number.item())
     monkeypatch.setattr("ckptool.reference.trainer.choose", lambda *_: Choice(torch.device("meta"), "asked for"))
 
     done = CliRunner().invoke(fixtures, [str(tmp_path / "set")])

@@ -14,8 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ckptool.errors import CkptoolError, FileUnavailable
-from ckptool.reference.command import write_fixtures
-from ckptool.reference.trainer import process_group
+from ckptool.reference.trainer import process_group, write_fixtures
 from tests.fixture_set import writing
 from tests.fixture_set.expected import digest, entries
 from tests.fixture_set.forging import true_tag

@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 
 from ckptool.reference import trainer
-from ckptool.reference.command import main
 from ckptool.reference.nets import LeNet
+from ckptool.reference.trainer import main
 from tests.scale import exhaustive
 
 if find_spec("sklearn") is None:
