@@ -42,7 +42,11 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
         @wraps(function)
         def call(*args: _P.args, **given: _P.kwargs) -> _R:
             if unknown := next((name for name in given if name not in takes and name not in options), None):
-                near = _near(unknown, [*takes, *options])
+                from difflib import get_close_matches  # imported only for unknown names
+
+                known = {name: name for name in (*takes, *options)}
+                words = {word: meant for word, meant in _MEANT.items() if meant in known} | known
+                near = "".join(f": did you mean {words[one]!r}?" for one in get_close_matches(unknown, words, 1))
                 raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{near}")
             named = {**dict(zip(takes, args, strict=False)), **given}
             check_arguments(function, {name: value for name, value in named.items() if name not in but})
@@ -51,14 +55,6 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
         return call
 
     return of
-
-
-def _near(unknown: str, known: Collection[str]) -> str:
-    """Return ": did you mean …?" for an unknown keyword that resembles a known one, else an empty text."""
-    from difflib import get_close_matches  # imported only for unknown names
-
-    words = {word: meant for word, meant in _MEANT.items() if meant in known} | {name: name for name in known}
-    return "".join(f": did you mean {words[one]!r}?" for one in get_close_matches(unknown, words, 1))
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:

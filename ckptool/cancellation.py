@@ -60,18 +60,12 @@ class Cancellation:
         Raises:
             Cancelled: It was cancelled, or the seconds are over.
         """
-        if self._is_cancelled or monotonic() >= self._until:
-            raise self._error()
-
-    def _error(self) -> Cancelled:
-        passed = monotonic() - self._started
+        now = monotonic()
         if self._is_cancelled:
-            return Cancelled(f"cancelled after {passed:,.3f} seconds")
-        return Cancelled(
-            f"not done after {passed:,.3f} seconds, {self._seconds:,.3f} were given",
-            kind="deadline-exceeded",
-            hint="Give it more seconds.",
-        )
+            raise Cancelled(f"cancelled after {now - self._started:,.3f} seconds")
+        if now >= self._until:
+            fact = f"not done after {now - self._started:,.3f} seconds, {self._seconds:,.3f} were given"
+            raise Cancelled(fact, kind="deadline-exceeded", hint="Give it more seconds.")
 
     def __repr__(self) -> str:
         return f"<Cancellation {'cancelled' if self._is_cancelled else 'open'} seconds={self._seconds}>"

@@ -77,7 +77,8 @@ def migrate_one(
     """
     changes_of(None, options)
     path = os.fspath(source)
-    found: dict[str, object] = {"path": shown_path(path)}
+    found: dict[str, object] = dict.fromkeys(("path", "target", "form", "format", "tensors", "nbytes"))
+    found |= {"path": shown_path(path), "written": False, "verified": False, "error": None}
     try:
         done = migrate(source, target, force=force, verify=verify, dry_run=dry_run, limits=limits, **options)
     except Cancelled:
@@ -85,17 +86,6 @@ def migrate_one(
     except Exception as error:  # noqa: BLE001 - one file must not stop thousands
         known = as_ours(error)
         said = {"message": cut(known.message, _LONGEST), "hint": known.hint}
-        nothing = dict.fromkeys(("target", "form", "format", "tensors", "nbytes"))
-        found |= {**nothing, "written": False, "verified": False}
         return found | {"error": {"kind": known.kind, "type": type(error).__name__, **said}}
-    return {
-        **found,
-        "target": done.target,
-        "form": done.form,
-        "format": done.after.format,
-        "tensors": done.tensors,
-        "nbytes": done.nbytes,
-        "written": done.written,
-        "verified": done.written and done.verified,
-        "error": None,
-    }
+    found |= {name: getattr(done, name) for name in ("target", "form", "tensors", "nbytes", "written")}
+    return found | {"format": done.after.format, "verified": done.written and done.verified}

@@ -172,7 +172,7 @@ def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
 
 def _widths(table: Table) -> list[int]:
     columns = zip(table.headers, *table.rows, strict=True)
-    return [max(map(len if "".join(column).isascii() else _cells, column)) for column in columns]
+    return [max(map(_cells, column)) for column in columns]
 
 
 def _narrowest(width: int) -> int:

@@ -126,7 +126,12 @@ def _exit_code() -> int:
         what = "the output cannot be written" if error.filename is None else os.fsdecode(error.filename)
         return _failed(f"{what}: {reason_of(error)}")
     except Exception as error:  # noqa: BLE001 - a traceback is for those who ask for it
-        return _unforeseen(error)
+        if os.environ.get("CKPTOOL_TRACEBACK"):
+            import traceback
+
+            _said(traceback.print_exc)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        return _failed(f"unforeseen: {what}; report it with the output of CKPTOOL_TRACEBACK=1")
     return code if isinstance(code, int) else 0
 
 
@@ -138,15 +143,6 @@ class _ClosedInput(io.RawIOBase):
 
     def readinto(self, _buffer: object) -> int:
         raise click.ClickException("standard input is closed")
-
-
-def _unforeseen(error: Exception) -> int:
-    if os.environ.get("CKPTOOL_TRACEBACK"):
-        import traceback
-
-        _said(lambda: traceback.print_exception(error))
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return _failed(f"unforeseen: {what}; report it with the output of CKPTOOL_TRACEBACK=1")
 
 
 def _failed(message: str) -> int:

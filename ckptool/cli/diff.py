@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -69,11 +69,7 @@ def diff(a: str, b: str, **options: Any) -> None:
         output.add(result)
         output.end()
     if report is not None and not (quiet or as_json):
-        others = any(count for kind, count in report.counts.items() if kind not in ("names", "order"))
-        if not others and report.only_a and len(report.only_a) == len(report.only_b):
-            _say_how_to_align(a, b, options["key_a"], options["key_b"])
-        if report.dtypes and (report.shapes or report.only_a or report.only_b):
-            _say_how_to_dequantise(a, b)
+        _say_what_to_do(a, b, report, options)
     sys.exit(result.exit_code)
 
 
@@ -84,28 +80,29 @@ _ASKED: Final = (
 """Options that are arguments of ``ckptool.diff``."""
 
 
-def _say_how_to_align(a: str, b: str, key_a: str | None, key_b: str | None) -> None:
-    """Print the command that gives B the names of A, if they may be the same tensors."""
-    from ckptool.checking.model_fit import examine, shapes_of  # most have the same names
+def _say_what_to_do(a: str, b: str, report: DiffReport, options: Mapping[str, Any]) -> None:
+    """Print the command that gives B the names of A, or makes a quantised file plain, if that may make them alike."""
+    others = any(count for kind, count in report.counts.items() if kind not in ("names", "order"))
+    is_renamed = not others and report.only_a and len(report.only_a) == len(report.only_b)
+    is_retyped = report.dtypes and (report.shapes or report.only_a or report.only_b)
+    if not (is_renamed or is_retyped):
+        return
 
-    with suppress(Failure), open_checkpoint(a) as one, open_checkpoint(b) as other:
-        found = examine(other, shapes_of(one, key_a), one.path, key_b)
-        command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
-        if command is not None:
-            say(advised(hint="To compare them, give a copy of B the names of A.", command=command), err=True)
-
-
-def _say_how_to_dequantise(a: str, b: str) -> None:
-    """Print the command that makes the quantised file plain, if the other is not quantised."""
-    from ckptool.checking.finding import dense  # most differ in something else
+    from ckptool.checking.finding import dense  # most have the same names
+    from ckptool.checking.model_fit import examine, shapes_of
     from ckptool.formats.json_beside import quantization_of
 
+    hint = command = None
     with suppress(Failure), open_checkpoint(a) as one, open_checkpoint(b) as other:
-        found = [checkpoint for checkpoint in (one, other) if quantization_of(checkpoint) is not None]
-        command = dense(found[0]).command if len(found) == 1 else None
-        if command is not None:
-            hint = f"{found[0].path} is quantised: to compare what its values stand for, make it plain first."
-            say(advised(hint=hint, command=command), err=True)
+        if is_renamed:
+            hint = "To compare them, give a copy of B the names of A."
+            found = examine(other, shapes_of(one, options["key_a"]), one.path, options["key_b"])
+            command = next((each.command for each in found if each.code in ("CK602", "CK603") and each.command), None)
+        elif len(quantised := [each for each in (one, other) if quantization_of(each) is not None]) == 1:
+            hint = f"{quantised[0].path} is quantised: to compare what its values stand for, make it plain first."
+            command = dense(quantised[0]).command
+    if command is not None:
+        say(advised(hint=hint, command=command), err=True)
 
 
 class _Compared(Result):

@@ -213,7 +213,9 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")
-    changes = _changes(options, click.get_current_context().meta[ORDER])
+    same = {name: options[name] for name in Changes._fields if name in options and name not in _NAME_OPTIONS}
+    same |= {"to": _device_tags(options["to"]), "set_metadata": pairs_of("--set-metadata", options["set_metadata"])}
+    changes = Changes(**same, rename=tuple(_rules(options, click.get_current_context().meta[ORDER])))
     work = _in_place(paths) if options["in_place"] else _copies(paths, options, changes)
     if options["ray"] and options["out_dir"] is None and (options["in_place"] or not changes.makes_folder):
         raise click.UsageError("--ray is for --out-dir, or a folder of several files: --max-shard-size, or --form dcp")
@@ -322,13 +324,6 @@ def _folder(path: str | None) -> Iterator[None]:
         for one in made:
             with suppress(OSError):  # it is not empty
                 one.rmdir()
-
-
-def _changes(options: dict[str, Any], order: Sequence[str]) -> Changes:
-    read = {"to": _device_tags(options["to"]), "rename": tuple(_rules(options, order))}
-    read["set_metadata"] = pairs_of("--set-metadata", options["set_metadata"])
-    same = {name: options[name] for name in Changes._fields if name in options and name not in _NAME_OPTIONS}
-    return Changes(**(same | read))
 
 
 def _device_tags(given: Sequence[str]) -> str | dict[str, str] | None:

@@ -72,7 +72,12 @@ class OnRay(Pool):
             settings |= {"num_cpus": self._jobs or processors(), "object_store_memory": _STORE_NBYTES}
             settings |= {"include_dashboard": False}
         elif self._address != "auto":
-            self._refuse_silence()
+            from ckptool.sources.remote.web import is_answered
+
+            # Ray itself would keep trying for minutes.
+            if not is_answered(self._address.removeprefix("ray://"), _PORT, _SECONDS):
+                hint = "Give the address that 'ray start' printed."
+                raise CkptoolError(f"nothing answers at {self._address}", kind=_UNAVAILABLE, hint=hint)
         here = Path.cwd()
         os.chdir(os.sep)  # its workers import modules from the folder in which it is started
         try:
@@ -86,14 +91,6 @@ class OnRay(Pool):
         # Its messages about workers that ended would go to standard output, where results are.
         self._ray._private.worker._worker_logs_enabled = False  # noqa: SLF001
         return self
-
-    def _refuse_silence(self) -> None:
-        """Refuse an address where nothing answers; Ray itself would keep trying for minutes."""
-        from ckptool.sources.remote.web import is_answered
-
-        if not is_answered(self._address.removeprefix("ray://"), _PORT, _SECONDS):
-            hint = "Give the address that 'ray start' printed."
-            raise CkptoolError(f"nothing answers at {self._address}", kind=_UNAVAILABLE, hint=hint)
 
     def close(self) -> None:
         """Leave the cluster."""

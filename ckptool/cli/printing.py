@@ -162,9 +162,13 @@ def say_each(
     with pager(asked=options["pager"]), written(options["output"]) as stream:
         # A pattern or a folder stands for several files, even if only one is there.
         paths, is_list = [one.shown for one in found], [one.path for one in found] != list(files[:1])
-        told = {**options, **_FOR_PEOPLE} if stream is not None else options
-        printed = output_for(told, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare)
-        outputs = [printed, formal_output(options, stream, is_list=is_list)] if stream is not None else [printed]
+        for_people = {**options, **dict.fromkeys(_FORMAL, False)} if stream is not None else options
+        printed = output_for(
+            for_people, paths, is_list=is_list, columns=columns, has_totals=has_totals, is_bare=is_bare
+        )
+        outputs = [printed]
+        if stream is not None:
+            outputs.append(output_for(options, paths, is_list=is_list, stream=stream))
         line = ProgressLine(len(found), shown=printed.shows_progress)
 
         def add(result: Result | None) -> None:
@@ -197,8 +201,8 @@ def say_each(
     return 1 if 1 in codes else max(codes)
 
 
-_FOR_PEOPLE: Final = dict.fromkeys(("as_sarif", "as_json", "as_lines"), False)
-"""Options of what is printed if -o writes the output for programs."""
+_FORMAL: Final = ("as_json", "as_lines", "as_sarif")
+"""Options of the output for programs."""
 
 
 def output_for(
@@ -209,10 +213,16 @@ def output_for(
     columns: Sequence[Column] = (),
     has_totals: bool = True,
     is_bare: bool = False,
+    stream: TextIO | None = None,
 ) -> Output:
-    """Return the output that the options ask for; if ``is_bare``, people get only what was requested."""
-    if options["as_json"] or options["as_lines"] or options.get("as_sarif"):
-        return formal_output(options, None, is_list=is_list)
+    """
+    Return the output that the options ask for; if ``is_bare``, people get only what was requested. What is for programs
+    goes to the ``stream``, or to standard output.
+    """
+    if options["as_json"] or options["as_lines"]:
+        return Json(as_lines=options["as_lines"], is_list=is_list, stream=stream)
+    if options.get("as_sarif"):
+        return Sarif(stream)
     if options.get("table_format") is not None:
         return Rows(options["table_format"], has_paths=is_list)
     if is_bare:
@@ -226,21 +236,11 @@ def output_for(
     return Text(width, totals if has_totals else None)
 
 
-def formal_output(options: Mapping[str, Any], stream: TextIO | None, *, is_list: bool) -> Output:
-    """Return the output for programs, on this stream, or on standard output."""
-    if options["as_json"] or options["as_lines"]:
-        return Json(as_lines=options["as_lines"], is_list=is_list, stream=stream)
-    return Sarif(stream)
-
-
 class Output:
     """One way to print results."""
 
     shows_progress = True
-
-    def __init__(self, totals: Totals | None = None, width: int | None = None) -> None:
-        self._totals = totals or Totals()
-        self._width = width
+    totals: Totals | None = None
 
     def add(self, result: Result) -> None:
         """Print what was found in a file."""
@@ -248,7 +248,8 @@ class Output:
 
     def passed_over(self, path: str) -> None:
         """Note that a file among many is not a checkpoint."""
-        self._totals.passed_over(path)
+        if self.totals is not None:
+            self.totals.passed_over(path)
 
     def end(self) -> None:
         """Print what follows all files."""
@@ -276,15 +277,15 @@ class Text(Output):
     """For people: all about each file. If ``is_bare``, to be pasted: only what was requested."""
 
     def __init__(self, width: int | None, totals: Totals | None, *, is_bare: bool = False) -> None:
-        super().__init__(totals, width)
-        self._has_totals = totals is not None
+        self._width = width
+        self.totals = totals
         self._is_bare = is_bare
         self._begun = False
         self.shows_progress = not is_bare
 
     def add(self, result: Result) -> None:
-        if self._has_totals:  # else the file's word need not be computed
-            self._totals.add(result)
+        if self.totals is not None:  # else the file's word need not be computed
+            self.totals.add(result)
         if result.is_other and result.error is not None:
             say(f"{show(result.path)}: passed over: {show(result.error.message)}")
             return
@@ -296,8 +297,8 @@ class Text(Output):
         self._begun |= say_sections(result.sections(), self._width, gap)
 
     def end(self) -> None:
-        if self._has_totals and self._totals.files > 1:
-            say_sections(self._totals.lines(), self._width)
+        if self.totals is not None and self.totals.files > 1:
+            say_sections(self.totals.lines(), self._width)
 
 
 class Brief(Output):
@@ -312,7 +313,8 @@ class Brief(Output):
         *,
         is_quiet: bool = False,
     ) -> None:
-        super().__init__(totals, width)
+        self._width = width
+        self.totals: Totals = totals
         self._is_quiet = is_quiet
         self._columns = columns
         self._shown = [index for index, one in enumerate(columns) if width is None or width >= one.from_width]
@@ -324,7 +326,7 @@ class Brief(Output):
             self._say("", "file", self._in_columns([one.header for one in columns]))
 
     def add(self, result: Result) -> None:
-        self._totals.add(result)
+        self.totals.add(result)
         if self._is_quiet and not result.exit_code:
             return
         cells = result.cells()
@@ -336,7 +338,7 @@ class Brief(Output):
 
     def end(self) -> None:
         left = [one.header for index, one in enumerate(self._columns) if index not in self._shown]
-        say_sections([*self._totals.lines(), *([no_room(left)] if left else [])], self._width)
+        say_sections([*self.totals.lines(), *([no_room(left)] if left else [])], self._width)
 
     def _in_columns(self, cells: Sequence[str]) -> str:
         shown = (padded(cells[at], self._columns[at].room, right=self._columns[at].is_number) for at in self._shown)
@@ -373,12 +375,13 @@ class ByCode(Output):
     """Only what makes files fail, by its code, and what cannot be opened; at the end, a total."""
 
     def __init__(self, width: int | None, totals: Totals) -> None:
-        super().__init__(totals, width)
+        self._width = width
+        self.totals: Totals = totals
         self._found: dict[str, list[str]] = {}
         self._levels: dict[str, str] = {}
 
     def add(self, result: Result) -> None:
-        self._totals.add(result)
+        self.totals.add(result)
         if not result.exit_code:
             return
         failing = [(one.code, one.severity, one.path, one.message) for one in result.failing]
@@ -394,19 +397,16 @@ class ByCode(Output):
             says = CODES[code].says.removesuffix(".") if code in CODES else ""
             what = f"{self._levels[code]:<{_WORD}}{_GAP}{code}{' ' if says else ''}{says}"
             lines += [f"{what} ({len(self._found[code]):,})", *self._found[code]]
-        say_sections([*lines, *(self._totals.lines() if self._totals.files > 1 else ())], self._width)
+        say_sections([*lines, *(self.totals.lines() if self.totals.files > 1 else ())], self._width)
 
 
 class Rows(Output):
     """A table to be pasted or parsed: that of one file; of several, the rows of all, each with its path first."""
 
     def __init__(self, table_format: str, *, has_paths: bool) -> None:
-        super().__init__()
         self._format = table_format
         self._has_paths = has_paths
-        self._headers: list[str] = []
-        self._numbers: list[bool] = []
-        self._rows: list[Sequence[Any]] = []
+        self._tables: list[tuple[str, Table]] = []
 
     def add(self, result: Result) -> None:
         if result.error is not None:
@@ -418,16 +418,18 @@ class Rows(Output):
 
         table = result.table(is_raw=self._format in RAW_FORMATS)
         assert table is not None  # verbs without one have no such option
-        front = [show(result.path)] if self._has_paths else []
-        self._headers = [*(["path"] if self._has_paths else []), *table.headers]
-        self._numbers = [*([False] if self._has_paths else []), *table.numbers]
-        self._rows += ([*front, *row] for row in table.rows)
+        self._tables.append((show(result.path), table))
 
     def end(self) -> None:
-        if self._headers:
+        if self._tables:
             from ckptool.cli.tables import formatted_table
 
-            say(formatted_table(self._headers, self._rows, self._numbers, self._format))
+            _, (headers, _, numbers, _) = self._tables[0]
+            rows = [row for _, table in self._tables for row in table.rows]
+            if self._has_paths:
+                headers, numbers = ["path", *headers], [False, *numbers]
+                rows = [[path, *row] for path, table in self._tables for row in table.rows]
+            say(formatted_table(headers, rows, numbers, self._format))
 
 
 class Json(Output):
@@ -436,7 +438,6 @@ class Json(Output):
     shows_progress = False
 
     def __init__(self, *, as_lines: bool, is_list: bool, stream: TextIO | None = None) -> None:
-        super().__init__()
         self._stream = stream
         self._as_lines = as_lines
         self._is_list = is_list
@@ -462,7 +463,6 @@ class Sarif(Output):
     shows_progress = False
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        super().__init__()
         self._stream = stream
         self._results: list[dict[str, object]] = []
 

@@ -122,13 +122,17 @@ def _cells(row: ValueRow) -> list[str]:
         return [*start, *("-",) * 8, show(row.why or "")]
     share = f"{found.zeros / found.total:.1%}" if found.total else "-"
     counts = [f"{number:,}" if number else "-" for number in (found.nan, found.infinite)]
+    highest, blocks = max(found.histogram), _BLOCKS if can_print(_BLOCKS) else _PLAIN_BLOCKS
+    bars = "".join(
+        blocks[max(0, math.ceil(len(blocks) * one / highest) - 1)] if one else " " for one in found.histogram
+    )
     moments = (found.mean, found.std, found.min, found.max, found.norm)
     return [
         *start,
         *("-" if value is None else f"{value:.4g}" for value in moments),
         share if found.zeros else "-",
         *counts,
-        _bars(found.histogram),
+        bars,
     ]
 
 
@@ -141,11 +145,3 @@ def _raw(row: ValueRow) -> list[object]:
         row.tensors,
         *(list(value) if isinstance(value, tuple) else value for value in values),
     ]
-
-
-def _bars(histogram: tuple[int, ...]) -> str:
-    """Return a histogram as blocks, whose height is relative to the highest one; empty parts are blanks."""
-    highest, blocks = max(histogram), _BLOCKS if can_print(_BLOCKS) else _PLAIN_BLOCKS
-    return "".join(
-        " " if not number else blocks[max(0, math.ceil(len(blocks) * number / highest) - 1)] for number in histogram
-    )

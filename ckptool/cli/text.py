@@ -250,8 +250,18 @@ class ProgressLine:
         if now - self._begun < _SECONDS_UNTIL_SHOWN or now - self._last < _SECONDS_BETWEEN:
             return
         self._last = now
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-        line = self._line(done, total, now - begun, columns or _ROOM_FOR_BAR, what)
+        seconds, columns = now - begun, os.get_terminal_size(sys.stderr.fileno()).columns or _ROOM_FOR_BAR
+        share = min(1.0, done / total) if total else 1.0
+        rate = done / seconds if seconds > 0 else 0.0
+        facts = f"{share:4.0%}  {show_nbytes(min(done, total))} of {show_nbytes(total)}"
+        facts += f"  {show_nbytes(int(rate))}/s" if rate else ""
+        is_steady = share >= _SHARE_OF_A_RATE or seconds >= _SECONDS_OF_A_RATE
+        facts += f"  {_clock((total - done) / rate)} left" if rate and is_steady and done < total else ""
+        before = f"{self._number:,}/{self._files:,} {what}" if self._files > 1 else what
+        full = round(share * _BAR)
+        bar = f"{'━' * full}{'─' * (_BAR - full)} " if columns >= _ROOM_FOR_BAR else ""
+        room = max(8, columns - 1 - len(before) - len(bar) - len(facts) - 2)
+        line = f"{before}{cut_middle(self._name, room)}  {bar}{facts}"[: columns - 1]
         click.echo(f"{_CLEAR}{line}", nl=False, err=True)
 
     def read_back(self, done: int, total: int) -> None:
@@ -265,20 +275,6 @@ class ProgressLine:
         if self._last:
             click.echo(_CLEAR, nl=False, err=True)
             self._last = 0.0
-
-    def _line(self, done: int, total: int, seconds: float, columns: int, what: str) -> str:
-        share = min(1.0, done / total) if total else 1.0
-        rate = done / seconds if seconds > 0 else 0.0
-        facts = f"{share:4.0%}  {show_nbytes(min(done, total))} of {show_nbytes(total)}"
-        facts += f"  {show_nbytes(int(rate))}/s" if rate else ""
-        is_steady = share >= _SHARE_OF_A_RATE or seconds >= _SECONDS_OF_A_RATE
-        facts += f"  {_clock((total - done) / rate)} left" if rate and is_steady and done < total else ""
-        number = f"{self._number:,}/{self._files:,} " if self._files > 1 else ""
-        number += what
-        full = round(share * _BAR)
-        bar = f"{'━' * full}{'─' * (_BAR - full)} " if columns >= _ROOM_FOR_BAR else ""
-        room = max(8, columns - 1 - len(number) - len(bar) - len(facts) - 2)
-        return f"{number}{cut_middle(self._name, room)}  {bar}{facts}"[: columns - 1]
 
 
 def _clock(seconds: float) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ckptool.arguments import checked
 from ckptool.cancellation import each
@@ -20,7 +20,7 @@ from ckptool.checkpoints.weights import left_beside
 from ckptool.diffing.report import UNREAD, DiffedFile, DiffReport, OrderChange, ShapeChange
 from ckptool.diffing.sides import Aspect, Scope, Side, heads, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
-from ckptool.diffing.values import ValueComparer, ValueDiff
+from ckptool.diffing.values import ValueComparer
 from ckptool.errors import MissingPackage, UnsupportedFeature, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -149,6 +149,11 @@ def _sides(
     return sides[0], sides[1]
 
 
+_T = TypeVar("_T")
+_KINDS: Final = ("only_a", "only_b", "shapes", "dtypes", "devices", "layouts", "ties_a", "ties_b", "values", "close")
+"""Fields of a report that are collected tensor by tensor."""
+
+
 class _Differences:
     """Collects the differences between two sides."""
 
@@ -168,17 +173,10 @@ class _Differences:
         self._comparer = comparer
         self._ignore_device = ignore_device
         self._ignore_dtype = ignore_dtype
+        asked = {"dtypes": ignore_dtype, "devices": ignore_device or "devices" in self._lacks}
+        self._ignored = {kind for kind, is_ignored in asked.items() if is_ignored}
         self._tensors = 0
-        self._only_a: list[str] = []
-        self._only_b: list[str] = []
-        self._shapes: list[ShapeChange] = []
-        self._dtypes: list[Change] = []
-        self._devices: list[Change] = []
-        self._layouts: list[Change] = []
-        self._ties_a: list[tuple[str, ...]] = []
-        self._ties_b: list[tuple[str, ...]] = []
-        self._values: list[ValueDiff] = []
-        self._close: list[ValueDiff] = []
+        self._found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
         self._unknown: list[str] = []
         """Names of tensors without known bytes or parts."""
         self._two_types: list[str] = []
@@ -186,32 +184,35 @@ class _Differences:
 
     def compare(self, a: Mapping[str, LazyTensor], b: Mapping[str, LazyTensor]) -> None:
         """Compare the tensors of two mappings, name by name."""
-        self._only_a += [name for name in a if name not in b]
-        self._only_b += [name for name in b if name not in a]
+        self._note_missing("only", a, b)
         common = [name for name in a if name in b]
         self._tensors += len(common)
         if "ties" not in self._lacks:
             ties_a, ties_b = (dict.fromkeys(_ties(each(common, self._cancellation), tensors)) for tensors in (a, b))
-            self._ties_a += [names for names in ties_a if names not in ties_b]
-            self._ties_b += [names for names in ties_b if names not in ties_a]
+            self._note_missing("ties", ties_a, ties_b)
         for name in each(common, self._cancellation):
             self._compare_infos(name, a[name].info, b[name].info)
+
+    def _note_missing(self, kind: str, a: Mapping[_T, object], b: Mapping[_T, object]) -> None:
+        """Note what only one of two mappings has."""
+        self._found[f"{kind}_a"] += [one for one in a if one not in b]
+        self._found[f"{kind}_b"] += [one for one in b if one not in a]
 
     def _compare_infos(self, name: str, a: TensorInfo, b: TensorInfo) -> None:
         todo = [(name, a, b)]
         while todo:
             name, a, b = todo.pop()
             if a.shape != b.shape:
-                self._shapes.append(ShapeChange(name, a.shape, b.shape))
-            if a.dtype != b.dtype and not self._ignore_dtype:
-                self._dtypes.append(Change(name, a.dtype.name, b.dtype.name))
-            if a.location != b.location and not self._ignore_device and "devices" not in self._lacks:
-                self._devices.append(Change(name, a.location, b.location))
-            if _layout(a) != _layout(b):
-                self._layouts.append(Change(name, _layout(a), _layout(b)))
+                self._found["shapes"].append(ShapeChange(name, a.shape, b.shape))
+            for kind, one, other in (
+                ("dtypes", a.dtype.name, b.dtype.name),
+                ("devices", a.location, b.location),
+                ("layouts", _layout(a), _layout(b)),
+            ):
+                if one != other and kind not in self._ignored:
+                    self._found[kind].append(Change(name, one, other))
             parts_a, parts_b = self._parts(name, a), self._parts(name, b)
-            self._only_a += [part for part in parts_a if part not in parts_b]
-            self._only_b += [part for part in parts_b if part not in parts_a]
+            self._note_missing("only", parts_a, parts_b)
             todo += [(part, info, parts_b[part]) for part, info in reversed(parts_a.items()) if part in parts_b]
             if a.shape == b.shape and self._comparer is not None:
                 self._compare_values(name, a, b, self._comparer)
@@ -229,15 +230,17 @@ class _Differences:
             self._two_types.append(name)
             return
         if found is not None:
-            (self._values if found.differing else self._close).append(found)
+            self._found["values" if found.differing else "close"].append(found)
 
     def likeness(self) -> Iterator[Likeness]:
         """Yield how alike the tensors are whose values differ, but for types that numpy does not compute with."""
-        for name in (found.name for found in (*self._values, *self._close)):
-            one, other = (side.tensors.get(name) or side.attributes.get(name) for side in (self._a, self._b))
+        for found in (*self._found["values"], *self._found["close"]):
+            one, other = (
+                side.tensors.get(found.name) or side.attributes.get(found.name) for side in (self._a, self._b)
+            )
             if one is not None and other is not None and self._comparer is not None:
                 with suppress(UnsupportedFeature):
-                    yield self._comparer.likeness(name, one.info, other.info)
+                    yield self._comparer.likeness(found.name, one.info, other.info)
 
     def _parts(self, name: str, info: TensorInfo) -> dict[str, TensorInfo]:
         """Return a tensor's parts by name; if only weights are compared, those of their values, but no gradients."""
@@ -254,35 +257,25 @@ class _Differences:
     def report(self, scope: Scope, keys: tuple[str | None, str | None]) -> DiffReport:
         """Return the report of all differences, those of facts and of other values included."""
         a, b = self._a, self._b
+        trees = (
+            (path, *(side.others.get(path, NOTHING) for side in (a, b)))
+            for path in dict.fromkeys((*a.others, *b.others))
+        )
+        others = tree_changes(trees, self._same_outside, self._cancellation)
+        found: dict[str, Any] = {kind: tuple(these) for kind, these in self._found.items()}
         return DiffReport(
             a=_file(self._checkpoints[0], a),
             b=_file(self._checkpoints[1], b),
             scope=scope,
             tensors=self._tensors,
-            only_a=tuple(self._only_a),
-            only_b=tuple(self._only_b),
             order=None if "order" in self._lacks else _order(a, b),
-            shapes=tuple(self._shapes),
-            dtypes=tuple(self._dtypes),
-            devices=tuple(self._devices),
-            layouts=tuple(self._layouts),
-            ties_a=tuple(self._ties_a),
-            ties_b=tuple(self._ties_b),
             metadata=tuple(_metadata(a, b)),
-            others=self._differing_others(),
-            values=tuple(self._values),
-            close=tuple(self._close),
+            others=tuple(islice(others, 0 if "values that are no tensors" in self._lacks else _MOST_CHANGES)),
             values_compared=self._comparer is not None,
             not_compared=tuple(self._not_compared(keys)),
             wrapped=False,
+            **found,
         )
-
-    def _differing_others(self) -> tuple[Change, ...]:
-        if "values that are no tensors" in self._lacks:
-            return ()
-        a, b = self._a.others, self._b.others
-        trees = ((name, a.get(name, NOTHING), b.get(name, NOTHING)) for name in dict.fromkeys((*a, *b)))
-        return tuple(islice(tree_changes(trees, self._same_outside, self._cancellation), _MOST_CHANGES))
 
     def _same_outside(self, one: Inert, other: Inert) -> bool | None:
         """Return whether two nodes are the same tensors, storages or devices; None for other nodes."""
@@ -321,7 +314,7 @@ class _Differences:
             if names:
                 yield f"{counted(len(names), 'tensor')} {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
         missing = self._comparer.numpy_missing if self._comparer is not None else None
-        if missing is not None and self._values:
+        if missing is not None and self._found["values"]:
             yield f"by how much values differ: {missing.message}"
         if missing is not None and self._two_types:
             yield f"the values of {counted(len(self._two_types), 'tensor')} of two types: {missing.message}"
@@ -349,10 +342,8 @@ def _ties(names: Iterable[str], tensors: Mapping[str, LazyTensor]) -> list[tuple
 def _order(a: Side, b: Side) -> OrderChange | None:
     ours = (name for name in a.tensors if name in b.tensors)
     theirs = (name for name in b.tensors if name in a.tensors)
-    for position, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if one != other:
-            return OrderChange(position, one, other)
-    return None
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    return next((OrderChange(position, *pair) for position, pair in pairs if pair[0] != pair[1]), None)
 
 
 def _metadata(a: Side, b: Side) -> Iterator[Change]:

@@ -152,7 +152,10 @@ def sections_of(report: DiffReport) -> Iterator[Section]:
     yield from facts_of(report)
     yield report.verdict
     if report.likeness:
-        rows = [(show(one.name), *map(_share, one[1:5])) for one in report.likeness]
+        rows = [
+            (show(one.name), *(f"{value:.6g}" if isinstance(value, float) else "-" for value in one[1:5]))
+            for one in report.likeness
+        ]
         headers = ("name", "cosine", "|A - B| / |B|", "|A|", "|B|")
         yield from ("", Table(headers, rows, (False, True, True, True, True)))
 
@@ -179,10 +182,6 @@ def facts_of(report: DiffReport) -> Iterator[Fact]:
     yield Fact("values", _largest_first(report.values))
     yield Fact("close", _largest_first(report.close))
     yield Fact("not compared", [show(what) for what in report.not_compared])
-
-
-def _share(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "-"
 
 
 _NOUNS = {
@@ -212,11 +211,9 @@ def _file(file: DiffedFile) -> str:
 
 
 def _grouped(names: Sequence[str]) -> list[str]:
-    depth = 1
-    while (
-        depth < LISTED and len({first_components(name, depth) for name in names}) == 1
-    ):  # components that all share say nothing
-        depth += 1
+    for depth in range(1, LISTED + 1):
+        if len({first_components(name, depth) for name in names}) != 1:  # components that all share say nothing
+            break
     return grouped(names, "tensors", depth)
 
 
@@ -232,21 +229,19 @@ def _by_change(changes: Sequence[Change]) -> list[str]:
 
 
 def _largest_first(found: Sequence[ValueDiff]) -> list[str]:
-    return [_value_line(one) for one in sorted(found, key=lambda one: (not one.nan, -(one.max_abs or 0)))]
-
-
-def _value_line(found: ValueDiff) -> str:
-    differing = f"{found.differing:,} of {found.numel:,}" if found.differing else "within the tolerance"
-    place = f"at {list(found.at)}"
-    values = f"({_rounded(found.a)} -> {_rounded(found.b)})"
-    nan = f", {found.nan:,} NaN in one alone" if found.nan else ""
-    if found.max_abs is None:
-        facts = f"first {place}"
-    elif found.max_abs == 0:
-        facts = f"{'first' if found.nan else 'in their bits alone, first'} {place} {values}"
-    else:
-        facts = f"max abs {_rounded(found.max_abs)} {place} {values}, max rel {_rounded(found.max_rel)}"
-    return f"{show(found.name)}: {differing}{nan}; {facts}"
+    lines = []
+    for one in sorted(found, key=lambda one: (not one.nan, -(one.max_abs or 0))):
+        differing = f"{one.differing:,} of {one.numel:,}" if one.differing else "within the tolerance"
+        nan = f", {one.nan:,} NaN in one alone" if one.nan else ""
+        place, values = f"at {list(one.at)}", f"({_rounded(one.a)} -> {_rounded(one.b)})"
+        if one.max_abs is None:
+            facts = f"first {place}"
+        elif one.max_abs == 0:
+            facts = f"{'first' if one.nan else 'in their bits alone, first'} {place} {values}"
+        else:
+            facts = f"max abs {_rounded(one.max_abs)} {place} {values}, max rel {_rounded(one.max_rel)}"
+        lines.append(f"{show(one.name)}: {differing}{nan}; {facts}")
+    return lines
 
 
 def _rounded(value: Number | None) -> str:

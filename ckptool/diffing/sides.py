@@ -6,6 +6,7 @@ A side also says what its file cannot record (safetensors: devices, ties, an ord
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -108,14 +109,10 @@ def side_of(
     if scope == "everything":
         return _everything(checkpoint, aligned=aligned)
     chosen = choose(checkpoint, key, "auto", option=f"key_{label}", any_role=True)
-    if recipe is not None:
-        return _in_layout(checkpoint, chosen, recipe)
-    return _weights(checkpoint, chosen, aligned=aligned)
-
-
-def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: RequestedRecipe) -> Side:
-    """Return the weights in the layout of a recipe; what wrappers added to their names is stripped first."""
-    weights = recipe.applied(checkpoint, prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))).weights
+    if recipe is None:
+        return _weights(checkpoint, chosen, aligned=aligned)
+    plain = prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))
+    weights = recipe.applied(checkpoint, plain).weights
     lacks: frozenset[Aspect] = _lacks(checkpoint) | {"order", "ties", "module versions"}
     return Side(chosen.key, weights.tensors, weights.others, lacks)
 
@@ -123,9 +120,7 @@ def _in_layout(checkpoint: Checkpoint, chosen: StateDict, recipe: RequestedRecip
 def _align(names: Iterable[str]) -> dict[str, str]:
     """Return names without what wrappers added, by the old names; those that would become equal stay as they are."""
     stripped = {name: renaming.strip_wrappers([name])[0] or name for name in names}
-    count: dict[str, int] = {}
-    for short in stripped.values():
-        count[short] = count.get(short, 0) + 1
+    count = Counter(stripped.values())
     return {name: short if count[short] == 1 else name for name, short in stripped.items()}
 
 

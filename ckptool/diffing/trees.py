@@ -300,11 +300,8 @@ def _change(pair: _Pair) -> Change:
     shown = [ABSENT if node is NOTHING else describe(node) for node in (pair.a, pair.b)]
     if shown[0] == shown[1]:
         shown = [f"{shown[0]}, of one value", "of another"]
-    return Change(_path(pair.place), *shown)
-
-
-def _path(place: Any) -> str:
     components: list[str] = []
+    place = pair.place
     while len(place) == 2:
         component, place = place
         if component not in _MODULE_DICTS:
@@ -312,4 +309,4 @@ def _path(place: Any) -> str:
     if len(components) > _SHOWN_COMPONENTS:
         half = _SHOWN_COMPONENTS // 2
         components = [*components[:half], "…", *components[-half:]]
-    return ".".join(filter(None, (place[0], *reversed(components))))
+    return Change(".".join(filter(None, (place[0], *reversed(components)))), *shown)

@@ -39,18 +39,14 @@ class Column(NamedTuple):
 
     header: str
     is_number: bool
-    value: Callable[[str, TensorInfo, Related], str]
-    raw: Callable[[TensorInfo], object] | None = None
-    """The value for programs, where its text is for people."""
+    value: Callable[[str, TensorInfo, Related], object]
+    shown: Callable[[Any], str] | None = None
+    """Makes the text for people of a value; None if it is one."""
 
-
-def _of_info(
-    header: str, raw: Callable[[TensorInfo], object], shown: Callable[[Any], str] = str, *, is_number: bool = True
-) -> Column:
-    """Return a column whose value depends only on the facts of a tensor; ``shown`` makes the text for people."""
-    if is_number:  # most tensors share a few sizes
-        shown = lru_cache(1024)(shown)
-    return Column(header, is_number, lambda _name, info, _related: shown(raw(info)), raw)
+    def text(self, name: str, info: TensorInfo, related: Related) -> str:
+        """Return the text for people."""
+        value = self.value(name, info, related)
+        return str(value) if self.shown is None else self.shown(value)
 
 
 def _dtype(_name: str, info: TensorInfo, _related: Related) -> str:
@@ -71,27 +67,26 @@ def _pieces(_name: str, info: TensorInfo, _related: Related) -> str:
 
 
 def _or_dash(value: object) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None or value == "" else str(value)
 
 
-def _yes_no(value: bool | None) -> str:
-    return "-" if value is None else "yes" if value else "no"
-
+_yes_no: Final = {None: "-", True: "yes", False: "no"}.__getitem__
+_with_commas: Final = lru_cache(1024)("{:,}".format)  # most tensors share a few sizes
 
 COLUMNS: dict[str, Column] = {
     "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
-    "shape": _of_info("shape", lambda info: list(info.shape), is_number=False),
+    "shape": Column("shape", False, lambda _name, info, _related: list(info.shape), str),
     "dtype": Column("dtype", False, _dtype),
     "device": Column("device", False, lambda _name, info, _related: show(info.location)),
-    "elements": _of_info("elements", lambda info: info.numel, "{:,}".format),
-    "size": _of_info("size", lambda info: info.total_nbytes, show_nbytes),
-    "bytes": _of_info("bytes", lambda info: info.total_nbytes),
-    "stride": _of_info("stride", lambda info: list(info.stride), is_number=False),
+    "elements": Column("elements", True, lambda _name, info, _related: info.numel, _with_commas),
+    "size": Column("size", True, lambda _name, info, _related: info.total_nbytes, show_nbytes),
+    "bytes": Column("bytes", True, lambda _name, info, _related: info.total_nbytes, str),
+    "stride": Column("stride", False, lambda _name, info, _related: list(info.stride), str),
     "storage": Column("storage", False, lambda _name, info, _related: show(info.storage.key) if info.storage else "-"),
-    "storage_offset": _of_info("storage offset", lambda info: info.storage_offset),
-    "file_offset": _of_info("file offset", lambda info: tensor_file_offset(info), _or_dash),
-    "requires_grad": _of_info("requires grad", lambda info: info.requires_grad, _yes_no, is_number=False),
-    "kind": _of_info("kind", lambda info: info.kind, lambda kind: kind or "-", is_number=False),
+    "storage_offset": Column("storage offset", True, lambda _name, info, _related: info.storage_offset, str),
+    "file_offset": Column("file offset", True, lambda _name, info, _related: tensor_file_offset(info), _or_dash),
+    "requires_grad": Column("requires grad", False, lambda _name, info, _related: info.requires_grad, _yes_no),
+    "kind": Column("kind", False, lambda _name, info, _related: info.kind, _or_dash),
     "of_parameter": Column("of parameter", False, lambda name, _info, related: show(related.parameters.get(name, "-"))),
     "shared_with": Column("shared with", False, _shared_with),
     "pieces": Column("pieces", False, _pieces),
@@ -134,17 +129,14 @@ def tensor_table(
     With ``is_raw``, for programs, headers are the names of columns, and numbers are numbers, in elements and bytes.
     """
     chosen = [COLUMNS[name] for name in columns]
+    values = [one.value if is_raw or one.shown is None else one.text for one in chosen]
     related = _related(checkpoint, columns)
-    named = ((name, info, its) for tensor in tensors for name, info, its in _with_parts(tensor, related))
-    if is_raw:
-        rows: list[Any] = [
-            [one.raw(info) if one.raw else one.value(name, info, its) for one in chosen] for name, info, its in named
-        ]
-    else:
-        values = [one.value for one in chosen]
-        rows = [[value(name, info, its) for value in values] for name, info, its in named]
-    headers = columns if is_raw else [one.header for one in chosen]
-    return Table(headers, rows, [one.is_number for one in chosen])
+    rows: list[Any] = []
+    for tensor in tensors:
+        rows.append([value(tensor.name, tensor.info, related) for value in values])
+        for part, info in tensor.info.parts:
+            rows.append([value(f"{tensor.name}[{part}]", info, Related()) for value in values])
+    return Table(columns if is_raw else [one.header for one in chosen], rows, [one.is_number for one in chosen])
 
 
 def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
@@ -157,12 +149,6 @@ def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
 
         parameters = parameter_names(checkpoint)
     return Related(shared, parameters)
-
-
-def _with_parts(tensor: LazyTensor, related: Related) -> Iterator[tuple[str, TensorInfo, Related]]:
-    yield tensor.name, tensor.info, related
-    for part, info in tensor.info.parts:
-        yield f"{tensor.name}[{part}]", info, Related()
 
 
 _DEEPEST_INDENT: Final = 40

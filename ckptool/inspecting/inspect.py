@@ -30,7 +30,7 @@ from ckptool.pickles.nodes import Inert
 from ckptool.pickles.values import describe, kind_of, plain_value, scalar_of
 from ckptool.sections import Section, as_json, html_of, text_of
 from ckptool.sources.files import Origin
-from ckptool.tensors.pieces import Cut, cut_of
+from ckptool.tensors.pieces import cut_of
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
@@ -222,7 +222,11 @@ def _tensor_json(
         found["parameter"] = cut(parameter)
     pieces = cut_of(info)
     if pieces is not None:
-        found["pieces"] = _pieces_json(pieces)
+        boxes = [
+            {"offsets": list(one.offsets), "sizes": list(one.sizes), "file": cut(one.file)}
+            for one in pieces.pieces[:_PIECES_LISTED]
+        ]
+        found["pieces"] = {"count": len(pieces.pieces), "along": pieces.along, "boxes": boxes}
     if info.subclass:
         found["subclass"] = cut(info.subclass, _LONGEST_CLASS)
     if info.details:
@@ -230,15 +234,6 @@ def _tensor_json(
     if info.parts:
         found["parts"] = [_tensor_json(LazyTensor(name, part), {}) for name, part in info.parts]
     return found
-
-
-def _pieces_json(pieces: Cut) -> dict[str, object]:
-    boxes = [(list(one.offsets), list(one.sizes), cut(one.file)) for one in pieces.pieces[:_PIECES_LISTED]]
-    return {
-        "count": len(pieces.pieces),
-        "along": pieces.along,
-        "boxes": [{"offsets": offsets, "sizes": sizes, "file": file} for offsets, sizes, file in boxes],
-    }
 
 
 _LINE: Final = 100
@@ -267,11 +262,10 @@ def _lines(key: str, text: str, value: object) -> Iterator[str]:
 
 
 def _dumped(value: object, **how: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_of_no_json, **how)
+    def other(value: Any) -> object:
+        return list(value) if isinstance(value, set | frozenset) else describe(value)
 
-
-def _of_no_json(value: Any) -> object:
-    return list(value) if isinstance(value, set | frozenset) else describe(value)
+    return json.dumps(value, ensure_ascii=False, default=other, **how)
 
 
 def _in_json(text: str) -> object:

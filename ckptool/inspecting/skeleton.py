@@ -11,7 +11,7 @@ comments of one line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count, groupby
 from keyword import iskeyword
@@ -55,25 +55,18 @@ _CLOSING: Final = {"(": ")", "[": "]"}
 
 
 class _Value(NamedTuple):
-    """A literal as code, and the default that is not written."""
+    """A literal as code, and the default that is not written; with a default, the argument is written by its name."""
 
     text: str
     default: str | None = None
 
 
 class _Made(NamedTuple):
-    """What a call makes: ``callee`` is the code before its arguments; empty for a class that is written here."""
+    """What a call makes: the code before its arguments, and these, by name."""
 
     callee: str
-    known: tuple[tuple[str, _Part], ...] = ()
-    cls: _Class | None = None
-    number: int = 0
-    """The index of this module among those of its class."""
-
-    @property
-    def arguments(self) -> Iterable[tuple[str, _Part]]:
-        """The arguments of the call, by name."""
-        return self.known if self.cls is None else self.cls.arguments[self.number]
+    arguments: Sequence[tuple[str, _Part]] = ()
+    """Of a class that is written here, they are known when all its modules are."""
 
 
 _Part: TypeAlias = "_Value | _Made"
@@ -86,8 +79,7 @@ class _Class:
 
     def __init__(self, name: str, full_name: str) -> None:
         self.name, self.full_name = name, full_name
-        self.modules: list[list[_Line]] = []
-        self.arguments: list[list[tuple[str, _Part]]] = []
+        self.modules: list[tuple[list[_Line], list[tuple[str, _Part]]]] = []
         self.texts: list[str] = []
         """The values in its lines; some are names of arguments."""
 
@@ -183,8 +175,8 @@ class _Writer:
             self._alike[kind] = _Class(_free(name if _is_identifier(name) else "Model", self.names), full_name)
             self.classes.append(self._alike[kind])
         cls = self._alike[kind]
-        cls.modules.append(lines)
-        return _Made("", cls=cls, number=len(cls.modules) - 1)
+        cls.modules.append((lines, []))
+        return _Made(f"{cls.name}(", cls.modules[-1][1])
 
     def _shapes(self, body: Body, path: str) -> _Shapes:
         """Return the shapes of the entries of a layer, and of the modules below it, which are few in all layers."""
@@ -263,9 +255,9 @@ def _container(name: str, children: Sequence[tuple[Inert, _Part | None]]) -> _Pa
     if name in ("TransformerEncoder", "TransformerDecoder"):
         inside = dict(items)
         layers, norm = inside.pop("layers", None), inside.pop("norm", _Value("None", "None"))
-        same = [one for _, one in layers.known] if isinstance(layers, _Made) else []
-        one = same[0] if len(set(same)) == 1 and not inside else None
-        if not isinstance(one, _Made) or one.callee != f"nn.{name}Layer(":
+        same = [one for _, one in layers.arguments] if isinstance(layers, _Made) else []
+        one = same[0] if same and not inside else None
+        if not isinstance(one, _Made) or one.callee != f"nn.{name}Layer(" or any(other != one for other in same):
             return None
         return _Made(f"nn.{name}(", (("layer", one), ("layers", _Value(str(len(same)))), ("norm", norm)))
     if not items:
@@ -285,8 +277,6 @@ def _kind(part: _Part | None) -> object:
     """Return an object that is equal for parts that differ only in values."""
     if not isinstance(part, _Made):
         return part and part.default
-    if part.cls is not None:
-        return part.cls
     return part.callee, tuple((name, _kind(one)) for name, one in part.arguments)
 
 
@@ -301,7 +291,7 @@ def _leaves(part: _Part, about: str) -> Iterator[tuple[str, _Value]]:
 
 def _share(cls: _Class, taken: set[str]) -> None:
     """Make arguments of a class of the values that differ among its modules; values that are always equal share one."""
-    rows = [[leaf for _, about, part in one if part for leaf in _leaves(part, about)] for one in cls.modules]
+    rows = [[leaf for _, about, part in one if part for leaf in _leaves(part, about)] for one, _ in cls.modules]
     names: dict[tuple[str, ...], str] = {}
     for column in zip(*rows, strict=True):
         texts = tuple(value.text for _, value in column)
@@ -309,19 +299,18 @@ def _share(cls: _Class, taken: set[str]) -> None:
             base = re.sub(r"\W", "_", column[0][0], flags=re.ASCII)
             names[texts] = _free(base if _is_identifier(base) else "argument", taken)
         cls.texts.append(names.get(texts, texts[0]))
-    cls.arguments = [
-        [(name, _Value(texts[index])) for texts, name in names.items()] for index in range(len(cls.modules))
-    ]
+    for index, (_, arguments) in enumerate(cls.modules):
+        arguments += [(name, _Value(texts[index], "")) for texts, name in names.items()]
 
 
 def _text_of(cls: _Class) -> Iterator[str]:
     """Yield the lines of a class."""
     yield from ("", "", _comment(cls.full_name), f"class {cls.name}(nn.Module):")
-    names = [name for name, _ in cls.arguments[0]]
-    yield from f"    {_call('def __init__(', ['self', *names], 4)}:".split("\n")
+    lines, arguments = cls.modules[0]
+    yield from f"    {_call('def __init__(', ['self', *(name for name, _ in arguments)], 4)}:".split("\n")
     yield "        super().__init__()"
     texts = iter(cls.texts)
-    for before, _, part in cls.modules[0]:
+    for before, _, part in lines:
         text = _comment(before) if part is None else f"{before}{_text(part, texts, 8)}"
         yield from f"        {text}".split("\n")
     yield from ("", "    def forward(self, *inputs):", "        raise NotImplementedError")
@@ -331,11 +320,10 @@ def _text(part: _Part, texts: Iterator[str], indent: int = 0) -> str:
     """Return the code of a part; its values are taken from ``texts``."""
     if isinstance(part, _Value):
         return next(texts)
-    callee = part.callee if part.cls is None else f"{part.cls.name}("
-    given = []
+    callee, given = part.callee, []
     for name, one in part.arguments:
         text, default = _text(one, texts, indent + 4), one.default if isinstance(one, _Value) else None
-        is_keyword = part.cls is not None or callee.endswith(("OrderedDict(", "dict(")) or default is not None
+        is_keyword = callee.endswith(("OrderedDict(", "dict(")) or default is not None
         if text != default:
             given.append(f"{name}={text}" if is_keyword else text)
     if callee in ("nn.Sequential(", "nn.ModuleList(["):

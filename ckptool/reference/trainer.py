@@ -175,7 +175,9 @@ def process_group(device: torch.device) -> Iterator[int]:
     if dist.is_initialized():
         yield dist.get_world_size()
         return
-    backend = _backend_for(device)
+    # What processes talk through for a device: what torch, or the maker of the device, names for it.
+    named: dict[str, str] = getattr(dist.Backend, "default_device_backend_map", {"cuda": "nccl"})
+    backend = named.get(device.type, "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if dist.is_torchelastic_launched():
@@ -188,12 +190,6 @@ def process_group(device: torch.device) -> Iterator[int]:
         yield dist.get_world_size()
     finally:
         dist.destroy_process_group()
-
-
-def _backend_for(device: torch.device) -> str:
-    """Return what processes talk through for a device: what torch, or the maker of the device, names for it."""
-    named: dict[str, str] = getattr(dist.Backend, "default_device_backend_map", {"cuda": "nccl"})
-    return named.get(device.type, "gloo")
 
 
 def wrap(model: nn.Module, how: str, device: torch.device) -> nn.Module:

@@ -74,20 +74,13 @@ def shown(value: Any) -> Any:
     return [shown(one) for one in value] if isinstance(value, list) else as_json(value)
 
 
-def _roles(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the role of each tensor: that of the innermost state dict that has it."""
-    roles = dict.fromkeys(checkpoint.tensors, "other")
-    for found in sorted(checkpoint.state_dicts, key=lambda one: len(one.key)):
-        head = f"{found.key}." if found.key else ""
-        roles.update((head + name, found.role) for name in found)
-    return roles
-
-
 def tensor_rows(checkpoint: Checkpoint, head: str = "", number: int = 0) -> list[dict[str, Any]]:
     """Return a row for each tensor of a checkpoint. ``number`` rows are before them; ``head`` is put before names."""
     rows: list[dict[str, Any]] = []
     first: dict[object, int] = {}
-    roles = _roles(checkpoint)
+    roles = dict.fromkeys(checkpoint.tensors, "other")
+    for found in sorted(checkpoint.state_dicts, key=lambda one: len(one.key)):  # the innermost last
+        roles.update((found.head + name, found.role) for name in found)
     for at, (name, tensor) in enumerate(checkpoint.tensors.items(), number):
         row = {"name": shown(head + name) or "(root)", "tensors": [_what(tensor.info)], "role": roles[name]}
         if checkpoint.traits.keeps_ties and tensor.info.storage is not None and tensor.info.numel:
