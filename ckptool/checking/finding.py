@@ -247,15 +247,6 @@ CODES: Final = {
 """Every code."""
 
 
-_MAKE_ARRAYS: Final = ("_reconstruct", "_frombuffer")
-"""Functions of numpy that pickles call to make arrays."""
-_NONE_HELPS: Final = (
-    "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
-)
-_NO_STATE_DICT: Final = "It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint()."
-_MAYBE_INSIDE: Final = "It holds no state dict itself: look at the file inside."
-
-
 def migration(
     checkpoint: Checkpoint, why: str | None = None, *, renames: Renames = (), **options: str | bool | Sequence[str]
 ) -> Advice:
@@ -318,13 +309,15 @@ def instead(checkpoint: Checkpoint) -> Advice:
     from ckptool.checkpoints.embedded import find_embedded  # few files hold others
 
     if checkpoint.weights:
-        return Advice(_NONE_HELPS)
+        return Advice(
+            "No migration of it opens with torch.load(path): read what it holds with ckptool.open_checkpoint()."
+        )
     if keys := [one.key for one in checkpoint.state_dicts if one.key]:
         return Advice(f"It holds {counted(len(keys), 'state dict')}: take one with `key=`, as {some(keys)}.")
     for path in find_embedded(checkpoint.extras):
         member = f"{checkpoint.member}::{path}" if checkpoint.member else path
-        return run(checkpoint, "inspect", why=_MAYBE_INSIDE, member=member)
-    return Advice(_NO_STATE_DICT)
+        return run(checkpoint, "inspect", why="It holds no state dict itself: look at the file inside.", member=member)
+    return Advice("It holds no state dict to migrate: read what it holds with ckptool.open_checkpoint().")
 
 
 def literal(name: str) -> str:
@@ -390,7 +383,8 @@ def _taken(checkpoint: Checkpoint, entry: Inert) -> tuple[bool, bool]:
         node = todo.pop()
         if type(node) is Global:
             is_taken = is_taken and is_allowed(node.module, node.name)
-            has_data = has_data or (node.module.startswith("numpy.") and node.name in _MAKE_ARRAYS)
+            # Pickles call these to make arrays.
+            has_data = has_data or (node.module.startswith("numpy.") and node.name in ("_reconstruct", "_frombuffer"))
         if not nodes.is_container(node) or id(node) in seen:
             continue
         seen.add(id(node))

@@ -36,12 +36,10 @@ _DEEPEST = 64
 """Most folders inside each other; a path of the system has no more."""
 _MOST_FILES = 10_000
 _MOST_FOLDERS = 10_000
-_NEVER_UNPICKLED = ".safetensors"
 _KNOWN = frozenset(("leftover", "incomplete"))
 """Roles that have findings of their own."""
 _MOST_BESIDE = 64
 _LONGEST_SETTINGS = 4 << 20
-_LINK_OUT = "a link that leads out of the folder, which is not followed"
 
 
 class Neighbours(NamedTuple):
@@ -64,8 +62,17 @@ class Neighbours(NamedTuple):
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings in each file, the most severe first; of many with one code, the first, and a count."""
+        every: list[Finding] = []
+        for name, survey in self.files:
+            path = os.path.join(self.folder, name) if name else self.folder
+            look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
+            who = f"{name!r} in the folder: " if name else ""
+            for one in safety.findings(survey, lambda look=look: look):  # type: ignore[misc]
+                # 'check' says no more of source code, or of files that could not be inspected.
+                command = look.command if one.code not in ("CK209", "CK217") else None
+                every.append(one._replace(message=f"{who}{one.message}", command=command, path=path))
         by_code: dict[str, list[Finding]] = {}
-        for one in sorted(self._all(), key=lambda one: SEVERITIES.index(one.severity)):
+        for one in sorted(every, key=lambda one: SEVERITIES.index(one.severity)):
             by_code.setdefault(one.code, []).append(one)
         for code, found in by_code.items():
             yield from found[:MOST_FINDINGS]
@@ -76,16 +83,6 @@ class Neighbours(NamedTuple):
         if self.passed:
             what = f"not looked into: {counted(len(self.passed), 'folder')} of version control or tools"
             yield note("CK210", f"{what}: {some(self.passed)}", path=self.folder)
-
-    def _all(self) -> Iterator[Finding]:
-        for name, one in self.files:
-            path = os.path.join(self.folder, name) if name else self.folder
-            look = Advice("Do not unpickle it, unless you trust where it comes from.", command_line(path, "check"))
-            who = f"{name!r} in the folder: " if name else ""
-            for found in safety.findings(one, lambda look=look: look):  # type: ignore[misc]
-                # 'check' says no more of source code, or of files that could not be inspected.
-                command = look.command if found.code not in ("CK209", "CK217") else None
-                yield found._replace(message=f"{who}{found.message}", command=command, path=path)
 
 
 def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbours:
@@ -155,10 +152,10 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
         if error.kind != LINK and error.kind != "missing":
             unread = (error.message.removeprefix(f"{name!r}: "),)
         elif not is_remote(folder.path) and os.path.exists(path) and not is_below(folder.path, path):
-            unread = (_LINK_OUT,)
+            unread = ("a link that leads out of the folder, which is not followed",)
     except Failure as error:
         # Unrelated files may begin like an archive, and then seem damaged: what was unpacked was inspected.
-        if error.kind not in CUT or (is_likely(name) and not name.endswith(_NEVER_UNPICKLED)):
+        if error.kind not in CUT or (is_likely(name) and not name.endswith(".safetensors")):
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ckptool.checking.finding import Advice, Finding, literal, migration, note, state_dict
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import NameChanges, choose, prepare
 from ckptool.errors import Failure, MigrationRefused, WeightsNotFound
 from ckptool.messages import some
-from ckptool.names.matching import Renames, Shapes, as_options, is_benign, match
+from ckptool.names.matching import KeyMatch, Renames, Shapes, as_options, is_benign, match
 from ckptool.names.suggestions import guess_renames, nearest
 
 _MOST_EXCLUDED = 8
+_BEFORE: Final = "Load it before the model is wrapped"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+Options: TypeAlias = Mapping[str, list[str]]
+Migrate: TypeAlias = Callable[[Renames, Options, "str | None"], Advice]
 
 
 def shapes_of(checkpoint: Checkpoint, key: str | None = None) -> dict[str, tuple[int, ...]]:
@@ -52,15 +55,17 @@ def examine(
         advice = Advice(error.hint) if error.hint else state_dict(checkpoint)
         yield note("CK600", f"cannot be compared with {model}: {error.message}", *advice)
         return
-    fit = _Fit(checkpoint, chosen.key, expected, {name: one.info.shape for name, one in tensors.items()}, model)
-    if fit.lacks and (layout := _in_another_layout(checkpoint, chosen, expected, model, is_file=not places)):
+    found = {name: one.info.shape for name, one in tensors.items()}
+    matched = match(expected, found)
+    lacks = matched.unexpected and not all(map(is_benign, matched.missing))
+    if lacks and (layout := _in_another_layout(checkpoint, chosen, expected, model, is_file=not places)):
         yield layout
         return
-    yield from fit.findings()
+    yield from _compared(checkpoint, chosen.key, expected, found, model, matched)
     if places:
         from ckptool.torch_ops.models import kind_mismatches, ties_with_two_values
 
-        taken = {name: tensors[old] for name, old in fit.pairs.items()}
+        taken = {name: tensors[old] for name, old in matched.pairs.items()}
         if apart := kind_mismatches(taken, places):
             yield note("CK607", some(apart), "Build the model with tensors of the file's kind.")
             return
@@ -93,129 +98,98 @@ def _in_another_layout(
     return note("CK602", fact, *advice)
 
 
-class _Fit:
-    """Compares names and shapes of a file with those of a model, and makes findings with advice."""
+def _compared(
+    checkpoint: Checkpoint, key: str, expected: Shapes, found: Shapes, model: str, matched: KeyMatch
+) -> Iterator[Finding]:
+    """Yield findings on names and shapes of a file and of a model, with advice."""
+    unexpected, reshaped, total = matched.unexpected, matched.reshaped, f"{len(expected):,}"
+    lacking = [name for name in matched.missing if not is_benign(name)]
+    in_other_names = matched.target_wrapped and bool(matched.changes)
+    guesses = guess_renames(expected, found) if in_other_names or (lacking and unexpected) else ()
+    is_whole = not lacking and not in_other_names
+    # The names of the file that the model has tensors for, also of another shape.
+    taken = [*matched.pairs.values(), *(one.found_name for one in reshaped)]
+    # Only if the model has all that it wants, unexpected names can be left out.
+    has_spare = is_whole and {one.expected for one in reshaped}.isdisjoint(found[name] for name in unexpected)
+    left_out = _left_out(matched, taken) if unexpected and taken and has_spare else {}
+    another = Advice(f"Check that this file and {model} belong together: they have no name in common.")
 
-    def __init__(self, checkpoint: Checkpoint, key: str, expected: Shapes, found: Shapes, model: str) -> None:
-        self._checkpoint, self._key, self._model = checkpoint, key, model
-        self._expected, self._found = expected, found
-        self._matched = matched = match(expected, found)
-        self._lacking = lacking = [name for name in matched.missing if not is_benign(name)]
-        in_other_names = matched.target_wrapped and bool(matched.changes)
-        self._guesses = guess_renames(expected, found) if in_other_names or (lacking and matched.unexpected) else ()
-        self._is_whole = not lacking and not in_other_names
-        """Whether the model has all that it wants, so that unexpected names can be left out."""
-        wanted = {one.expected for one in matched.reshaped}
-        self._has_spare = self._is_whole and wanted.isdisjoint(found[name] for name in matched.unexpected)
-        self._taken = [*matched.pairs.values(), *(one.found_name for one in matched.reshaped)]
-        """The names of the file that the model has tensors for, also of another shape."""
+    def migrate(changes: Renames, options: Options, why: str | None) -> Advice:
+        return migration(checkpoint, why, renames=changes, form="state_dict", key=key, **options)
 
-    @property
-    def lacks(self) -> bool:
-        """Whether names are missing, and others are left over."""
-        return bool(self._lacking and self._matched.unexpected)
+    if matched.exact and not matched.changes:
+        wrapped = (", once its wrappers are off", f"{_BEFORE}.") if matched.target_wrapped else ("", None)
+        yield note("CK601", f"all {total} names and shapes are those of {model}{wrapped[0]}", wrapped[1])
+    elif matched.pairs and (matched.changes or matched.alternatives):
+        ways = [as_options(changes) for changes in (matched.changes, *matched.alternatives)]
+        is_one = len(ways) == 1
+        if is_whole:
+            advice = migrate(matched.changes, left_out, None if is_one else "Choose one of them.")
+        elif matched.target_wrapped and guesses:
+            advice = migrate(guesses, {}, f"{_BEFORE}, or rename.")
+        else:
+            is_all = matched.target_wrapped and not lacking
+            advice = Advice(f"{_BEFORE}." if is_all else f"Even so, {len(lacking):,} would be missing.")
+        how = "under other names" if is_one else "more than once"
+        fact = f"{len(matched.pairs):,} of {total} names of {model} are there {how}: {some(ways)}"
+        yield note("CK602" if is_one else "CK606", fact, *advice)
+    if lacking:
+        near = nearest(lacking, expected, unexpected, found)
+        listed = [f"{name} (like {near[name]}?)" if name in near else name for name in lacking]
+        if guesses:
+            advice = migrate(guesses, {}, "If these are the same tensors, rename them.")
+        elif not taken:
+            advice = another
+        elif near:
+            advice = Advice("If these are the same tensors, migrate it and rename them: `rename='RE=REPL'`.")
+        else:
+            advice = Advice("Take the checkpoint that goes with this model, or build the model as the file's was.")
+        yield note("CK603", f"{len(lacking):,} missing: {some(listed)}", *advice)
+    if computed := [name for name in matched.missing if is_benign(name)]:
+        what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
+        hint = None if lacking else "Load with strict=False if load_state_dict() minds."
+        yield note("CK603", what, hint, severity="info")
+    if unexpected or reshaped:
+        yield from _beyond(matched, migrate, left_out, another if not taken and not guesses else None, has_spare)
 
-    @property
-    def pairs(self) -> Mapping[str, str]:
-        """Names of the model, to those of the file, where shapes are equal."""
-        return self._matched.pairs
 
-    def findings(self) -> Iterator[Finding]:
-        matched, total = self._matched, f"{len(self._expected):,}"
-        if matched.exact and not matched.changes:
-            fact = f"all {total} names and shapes are those of {self._model}"
-            if matched.target_wrapped:
-                yield note("CK601", f"{fact}, once its wrappers are off", "Load it before the model is wrapped.")
-            else:
-                yield note("CK601", fact)
-        elif matched.pairs and (matched.changes or matched.alternatives):
-            ways = [as_options(changes) for changes in (matched.changes, *matched.alternatives)]
-            how = "under other names" if len(ways) == 1 else "more than once"
-            what = f"{len(matched.pairs):,} of {total} names of {self._model} are there {how}: {some(ways)}"
-            advice = self._advice_on_names(None if len(ways) == 1 else "Choose one of them.")
-            yield note("CK602" if len(ways) == 1 else "CK606", what, *advice)
-        yield from self._missing()
-        yield from self._unexpected()
-        yield from self._reshaped()
-
-    def _advice_on_names(self, why: str | None) -> Advice:
-        if self._is_whole:
-            return self._migrate(self._matched.changes, self._left_out(), why)
-        before = "Load it before the model is wrapped"
-        if self._matched.target_wrapped and self._guesses:
-            return self._migrate(self._guesses, {}, f"{before}, or rename.")
-        if self._matched.target_wrapped and not self._lacking:
-            return Advice(f"{before}.")
-        return Advice(f"Even so, {len(self._lacking):,} would be missing.")
-
-    def _missing(self) -> Iterator[Finding]:
-        matched, missing = self._matched, self._lacking
-        computed = [name for name in matched.missing if is_benign(name)]
-        if missing:
-            near = nearest(missing, self._expected, matched.unexpected, self._found)
-            listed = [f"{name} (like {near[name]}?)" if name in near else name for name in missing]
-            if self._guesses:
-                advice = self._migrate(self._guesses, {}, "If these are the same tensors, rename them.")
-            elif not self._taken:
-                advice = self._another()
-            elif near:
-                advice = Advice("If these are the same tensors, migrate it and rename them: `rename='RE=REPL'`.")
-            else:
-                advice = Advice("Take the checkpoint that goes with this model, or build the model as the file's was.")
-            yield note("CK603", f"{len(missing):,} missing: {some(listed)}", *advice)
-        if computed:
-            what = f"{len(computed):,} missing that models compute themselves: {some(computed)}"
-            hint = None if missing else "Load with strict=False if load_state_dict() minds."
-            yield note("CK603", what, hint, severity="info")
-
-    def _unexpected(self) -> Iterator[Finding]:
-        unexpected = self._matched.unexpected
-        if not unexpected:
-            return
+def _beyond(
+    matched: KeyMatch, migrate: Migrate, left_out: Options, another: Advice | None, has_spare: bool
+) -> Iterator[Finding]:
+    """Yield findings on names that the model has no use for, and on tensors of another shape."""
+    unexpected, reshaped = matched.unexpected, matched.reshaped
+    if unexpected:
         others = [name for name in unexpected if not is_benign(name)]
-        if options := self._left_out():
-            advice = self._migrate(self._matched.changes, options, "Leave out what the model has no use for.")
-        elif not self._taken and not self._guesses:
-            advice = self._another()
-        elif self._has_spare:
+        if left_out:
+            advice = migrate(matched.changes, left_out, "Leave out what the model has no use for.")
+        elif another is not None:
+            advice = another
+        elif has_spare:
             advice = Advice("Load with strict=False.")
         else:
             advice = Advice("Leave none of them out: what is missing may be among them, under other names.")
         what = f"{len(unexpected):,} unexpected: {some(others or unexpected)}"
         yield note("CK604", what, *advice, severity="warning" if others else "info")
-
-    def _reshaped(self) -> Iterator[Finding]:
-        reshaped = self._matched.reshaped
-        if not reshaped:
-            return
-        listed = [f"{one.found_name} is {list(one.found)}, not {list(one.expected)}" for one in reshaped]
-        paired = list(self._matched.pairs.values())
-        excluded = _excluding([one.found_name for one in reshaped], paired) if paired and self._has_spare else []
+    if reshaped:
+        paired = list(matched.pairs.values())
+        names = {one.found_name: one for one in reshaped}
         advice = Advice("Build the model with the file's sizes.")
-        if excluded:
+        if excluded := _excluding([*names], paired) if paired and has_spare else []:
             why = "Leave them out of the file and load the result with strict=False, or build the model with its sizes."
-            options = self._left_out()
-            options["exclude"] = [*options.get("exclude", ()), *excluded]
-            advice = self._migrate(self._matched.changes, options, why)
+            excluded = [*left_out.get("exclude", ()), *excluded]
+            advice = migrate(matched.changes, {**left_out, "exclude": excluded}, why)
+        listed = [f"{name} is {list(one.found)}, not {list(one.expected)}" for name, one in names.items()]
         yield note("CK605", f"{len(reshaped):,} of another shape: {some(listed)}", *advice)
 
-    def _another(self) -> Advice:
-        return Advice(f"Check that this file and {self._model} belong together: they have no name in common.")
 
-    def _left_out(self) -> dict[str, list[str]]:
-        """Return options that leave out the unexpected names, if a few globs can do that, and tensors remain."""
-        unexpected, taken = self._matched.unexpected, self._taken
-        if not unexpected or not taken or not self._has_spare:
-            return {}
-        for head in (one.argument for one in self._matched.changes if one.option == "strip_prefix"):
-            inside = [name.startswith(f"{head}.") for name in taken]
-            if all(inside) and not any(name.startswith(f"{head}.") for name in unexpected):
-                return {"include": [f"{literal(head)}.*"]}
-        excluded = _excluding(unexpected, taken)
-        return {"exclude": excluded} if excluded else {}
-
-    def _migrate(self, changes: Renames, options: Mapping[str, list[str]], why: str | None) -> Advice:
-        return migration(self._checkpoint, why, renames=changes, form="state_dict", key=self._key, **options)
+def _left_out(matched: KeyMatch, taken: Sequence[str]) -> Options:
+    """Return options that leave out the unexpected names, if a few globs can do that; else nothing."""
+    for head in (one.argument for one in matched.changes if one.option == "strip_prefix"):
+        inside = [name.startswith(f"{head}.") for name in taken]
+        if all(inside) and not any(name.startswith(f"{head}.") for name in matched.unexpected):
+            return {"include": [f"{literal(head)}.*"]}
+    excluded = _excluding(matched.unexpected, taken)
+    return {"exclude": excluded} if excluded else {}
 
 
 def _excluding(names: Sequence[str], taken: Sequence[str]) -> list[str]:

@@ -43,8 +43,6 @@ DEFAULT: Final = ("warning",)
 _GRADED: Final = {"CK205": "system", "CK216": "system", "CK206": "code", "CK207": "code", "CK217": "code"}
 _UNSEEN: Final = ("CK209", "CK114", "CK169")
 """Codes of parts that were not inspected: they may have any grade."""
-_BY_NAME: Final = ("CK206", "CK202", "CK204")
-"""Codes that are found because of names."""
 _NAMED: Final = ("refers", "calls", "builds", "sets", "adds")
 _OTHERS: Final = frozenset(
     (
@@ -136,7 +134,8 @@ def judge(policy: Policy, report: CheckReport, origin: str, only: Collection[str
 def _judged(
     policy: Policy, report: CheckReport, origin: str, only: Collection[str], known: Collection[str] = frozenset()
 ) -> Judgement:
-    allowed = {code: _allowed(policy, report, code) for code in _BY_NAME}
+    # Findings with these codes are found because of names.
+    allowed = {code: _allowed(policy, report, code) for code in ("CK206", "CK202", "CK204")}
 
     def why(code: str, path: str | None = None) -> str | None:
         if code in known:
@@ -248,8 +247,6 @@ _RULES: Final[dict[str, tuple[dict[str, str], tuple[str, ...]]]] = {
     "accept": ({"sha256": "str", "path": "str", "reason": "str"}, ("sha256", "reason")),
 }
 """Lists of tables: the types of their keys, and the keys that they need. A text is a table with the first of these."""
-_KEYS: Final = ("fail-on", *_RULES, "limits")
-_LIMITS: Final = tuple(name for name in Limits._fields if name != "cancellation")
 _HINT: Final = "docs/ci.md has an example of each key."
 
 
@@ -263,7 +260,7 @@ def read_policy(path: str) -> Policy:
         MissingPackage: This Python cannot read TOML, and tomli is not installed.
     """
     table = read_toml(path, "malformed-policy", _HINT)
-    _refuse_unknown(path, table, _KEYS)
+    _refuse_unknown(path, table, ("fail-on", *_RULES, "limits"))
     fail_on = table.get("fail-on", list(DEFAULT))
     if not (isinstance(fail_on, list) and fail_on):
         raise _malformed(path, "fail-on is no list of what fails")
@@ -272,7 +269,7 @@ def read_policy(path: str) -> Policy:
     limits = table.get("limits", {})
     if not isinstance(limits, dict):
         raise _malformed(path, "limits is no table")
-    _refuse_unknown(path, limits, _LIMITS, "limits.")
+    _refuse_unknown(path, limits, tuple(name for name in Limits._fields if name != "cancellation"), "limits.")
     if wrong := next((name for name, value in limits.items() if type(value) is not int or value < 0), None):
         raise _malformed(path, f"limits.{wrong} is no number of 0 or more")
     found = {name: list(_tables(path, name, table.get(name, []))) for name in _RULES}

@@ -163,6 +163,11 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
     weights = checkpoint.weights
     of_weights = _sizes([] if weights is None else [weights], summary)
     nbytes = None if weights is None else of_weights["nbytes"]
+    by_role: dict[str, list[StateDict]] = {}
+    for one in checkpoint.state_dicts:
+        by_role.setdefault(one.role, []).append(one)
+    for _, _, _, role in states(checkpoint):  # which may have no tensors
+        by_role.setdefault(role, [])
     return {
         "member": checkpoint.member,
         "format": checkpoint.format,
@@ -179,24 +184,13 @@ def _counts(checkpoint: Checkpoint, summary: Summary) -> Row:
         "quantized": quantized and cut(quantized.short),
         "devices": dict(islice(summary.devices.items(), _MOST)),
         "prefixes": [cut(one) for one in summary.prefixes[:_MOST]],
-        "roles": _roles(checkpoint, summary, of_weights),
+        "roles": {
+            role: of_weights if len(dicts) == 1 and dicts[0] is weights else _sizes(dicts, summary)
+            for role, dicts in by_role.items()
+        },
         "shards": len(checkpoint.shards),
         "members": len(checkpoint.members),
         "beside": beside(checkpoint),
-    }
-
-
-def _roles(checkpoint: Checkpoint, summary: Summary, of_weights: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Return the columns on the state dicts of each role; the state of a training may have no tensors."""
-    found: dict[str, list[StateDict]] = {}
-    for one in checkpoint.state_dicts:
-        found.setdefault(one.role, []).append(one)
-    for _, _, _, role in states(checkpoint):
-        found.setdefault(role, [])
-    weights = checkpoint.weights
-    return {
-        role: of_weights if len(dicts) == 1 and dicts[0] is weights else _sizes(dicts, summary)
-        for role, dicts in found.items()
     }
 
 

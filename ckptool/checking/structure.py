@@ -28,7 +28,6 @@ from ckptool.tensors.tensor import ARRAY, identity
 
 _OTHERS: Final = ("checkpoint", "folder", "variant")
 """Roles of files and folders beside a checkpoint that are checkpoints by themselves."""
-_DISTRIBUTED: Final = ".DTensor"
 _MOST_EMBEDDED: Final = 8
 _CANDIDATES: Final = 6
 _TO_CPU: Final = "The file has them: load it with map_location='cpu'."
@@ -296,7 +295,7 @@ def kinds_of_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
             what = info.subclass or info.layout
             layouts[what] = layouts.get(what, 0) + 1
             own = sum(part.numel for _, part in info.parts)
-            if info.parts and what.endswith(_DISTRIBUTED) and own < info.numel:
+            if info.parts and what.endswith(".DTensor") and own < info.numel:
                 here[name] = own
     if here:
         fact = "distributed tensors of which the file holds the part of one rank"

@@ -35,7 +35,6 @@ _OPCODE_NAMES = {
 }
 _HEAD_NBYTES = 256
 _VERSION = re.compile(r"\s*\+?0*([1-9]|10)(?!\d)")
-_UNTYPED = "torch.storage.UntypedStorage"
 
 
 class GlobalUse(NamedTuple):
@@ -107,7 +106,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     if checkpoint.traits.refusal is not None:
         return [Refusal("container", checkpoint.traits.refusal)]
     if not checkpoint.archives:
-        if any(str(one) == _UNTYPED for one in checkpoint.globals):
+        if any(str(one) == "torch.storage.UntypedStorage" for one in checkpoint.globals):
             return [Refusal("container", "a legacy stream with untyped storages is not read with weights_only=True")]
         return []
     archive = checkpoint.archives[-1]
@@ -165,7 +164,6 @@ _HARDWARE = {
     "mlu": "a Cambricon MLU, and torch_mlu",
     "privateuseone": "a device of another kind, and its package",
 }
-_ANYWHERE = ("cpu", "meta")
 
 _TO_CPU = {
     "torch.jit.load": "Load it with torch.jit.load(path, map_location='cpu').",
@@ -205,7 +203,7 @@ def examine(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator
 def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterator[Finding]:
     """CK503: saved on a device that loading requests again."""
     infos = [tensor.info for tensor in (*checkpoint.tensors.values(), *checkpoint.attributes.values())]
-    tags = dict.fromkeys(info.location for info in infos if info.location not in _ANYWHERE)
+    tags = dict.fromkeys(info.location for info in infos if info.location not in ("cpu", "meta"))
     if not tags:
         return
     listed = [f"{tag} ({_HARDWARE[kind]})" if (kind := tag.partition(":")[0]) in _HARDWARE else tag for tag in tags]
@@ -215,12 +213,9 @@ def _devices(checkpoint: Checkpoint, devices: Collection[str] | None) -> Iterato
         what = f"saved on {some(listed)}: loading asks for that device again unless map_location says otherwise"
         yield note("CK503", what, *advice, severity="info")
         return
-    lacking = [tag for tag in tags if not _is_there(tag, devices)]
+    # A tag without a number is of the first device of its kind.
+    there = {*devices, *(device.partition(":")[0] for device in devices)}
+    lacking = [tag for tag in tags if tag not in there]
     if lacking:
         what = f"saved on {some(lacking)}, which this machine does not have; it has {', '.join(devices)}"
         yield note("CK503", what, *advice)
-
-
-def _is_there(tag: str, devices: Collection[str]) -> bool:
-    """Return whether a tag is one of these devices; one without a number is the first of its kind."""
-    return tag in devices or (":" not in tag and any(device.partition(":")[0] == tag for device in devices))

@@ -48,7 +48,6 @@ _NEARLY_ALL: Final = 0.9
 _NO_NUMBERS: Final = "they are no plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
 _PIECE_NBYTES: Final = 1 << 20
-_CODES: Final = {"int64": "q", "int32": "i"}
 _ROWWISE: Final = ("sparse_csr", "sparse_bsr")
 SPARSE: Final = ("sparse_coo", *_ROWWISE, "sparse_csc", "sparse_bsc")
 _COUNTED_AT_ONCE: Final = 1 << 20
@@ -79,7 +78,11 @@ def survey(
     """By shard: for each of its weights, whether it is all zero."""
     seen: set[tuple[object, ...]] = set()
     left = limits.expanded(checkpoint.file_nbytes)  # many tensors may be views of the same bytes
-    for tensor in _with_parts((*checkpoint.tensors.values(), *checkpoint.attributes.values())):
+    every = (*checkpoint.tensors.values(), *checkpoint.attributes.values())
+    parts = ((one, info) for one in every for info in with_parts([one.info]))
+    floats = ("float", "bfloat", "complex")  # among parts, the values of a sparse tensor, and scales
+    own = (LazyTensor(one.name, part) for one, part in parts if part is one.info or part.dtype.name.startswith(floats))
+    for tensor in own:
         info = tensor.info
         if identity(info) in seen or not info.numel or info.storage is None:
             continue
@@ -125,14 +128,6 @@ def survey(
 
 Odd: TypeAlias = tuple[str, list[str], str, str | None, Severity]
 """A code, the tensors that it is about, the fact, the hint, and the severity."""
-
-
-def _with_parts(tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
-    """Yield tensors, and after each, under its name, its floating parts: the values of a sparse one, scales."""
-    for tensor in tensors:
-        for info in with_parts([tensor.info]):
-            if info is tensor.info or info.dtype.name.startswith(("float", "bfloat", "complex")):
-                yield LazyTensor(tensor.name, info)
 
 
 def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:
@@ -277,7 +272,7 @@ def _not_rising(name: str, pointers: TensorInfo, most: int, places: int, limits:
 
 def _numbers(indices: TensorInfo, limits: Limits) -> Iterator[tuple[int, array[int]]]:
     """Yield integers in row-major order, in pieces, each with the position of its first."""
-    code, start = _CODES.get(indices.dtype.name), 0
+    code, start = {"int64": "q", "int32": "i"}.get(indices.dtype.name), 0
     if code is None or indices.storage is None:
         return  # torch takes no others
     for chunk in LazyTensor("", indices).chunks(_PIECE_NBYTES, limits=limits):

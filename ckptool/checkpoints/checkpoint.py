@@ -27,7 +27,6 @@ _PUBLIC: Final = (
     *("check_index", "check_unchanged", "close", "is_folder", "keys"),
 )
 """Names that a prompt completes: those for users; other attributes are for this package."""
-_NAMESPACES: Final = ("argparse.Namespace", "types.SimpleNamespace")
 _MOST_ALIKE: Final = 8
 """How many state dicts with equal beginnings another one is compared with."""
 
@@ -360,7 +359,7 @@ def walk_of(checkpoint: Checkpoint, state_dict: StateDict) -> StateDictWalk | No
 
 def _attributes_or_node(node: Inert, value: Callable[[Inert], Any]) -> Any:
     """Return the attributes of a namespace as a dict; any other node unchanged."""
-    if isinstance(node, nodes.Call) and nodes.class_name(node) in _NAMESPACES:
+    if isinstance(node, nodes.Call) and nodes.class_name(node) in ("argparse.Namespace", "types.SimpleNamespace"):
         return {key: value(inner) for key, inner in nodes.attribute_pairs(node) if isinstance(key, str)}
     return node
 

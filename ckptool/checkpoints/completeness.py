@@ -52,7 +52,6 @@ _FACTOR: Final = re.compile(
 )
 _DIGITS: Final = 7
 """A number with this many digits is not a layer's."""
-_MAGNITUDES: Final = ("magnitude_vector", "scale")
 _PRODUCTS: Final = tuple(
     frozenset(factors.split())
     for factors in ("A B", "down up", "w1 w2", "w1 w2_a w2_b", "w1_a w1_b w2", "w1_a w1_b w2_a w2_b")
@@ -161,7 +160,12 @@ def stubs_in(checkpoint: Checkpoint, state_dict: StateDict) -> Stubs | None:
     if not empty:
         return None
     said = next((node for path, node in checkpoint.extras if path.rpartition(".")[2] == _PARAM_SHAPES), None)
-    sizes = _sizes(said) if said is not None else {}
+    sizes: dict[str, int] = {}
+    for group in said if isinstance(said, list) else [said]:  # one mapping of shapes, or one for each optimizer group
+        for name, size in nodes.mapping_pairs(group) or []:
+            shape = size.args[0] if isinstance(size, Call) and isinstance(size.args, tuple) and size.args else size
+            if isinstance(name, str) and isinstance(shape, tuple | list) and all(type(one) is int for one in shape):
+                sizes[name] = prod(shape)
     known = tuple(name for name in empty if sizes.get(name))
     if known:
         fact = (
@@ -187,7 +191,7 @@ def halves_alone(tensors: Mapping[str, LazyTensor]) -> Stubs | None:
     for name in tensors:
         if (one := _FACTOR.search(name)) is None or not tensors[name].info.numel:
             continue
-        if one[2] in _MAGNITUDES:
+        if one[2] in ("magnitude_vector", "scale"):
             scaled.add(name[: one.start()])
         else:
             products.setdefault((name[: one.start()], one[1], name[one.end() :]), {})[one[2]] = name
@@ -227,17 +231,6 @@ def holes_in(tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
         for before, after in pairwise(numbers):
             if stack[before] == stack[after] and len({name.partition(".")[0] for name in stack[after]}) > 1:
                 yield from (f"{path}.{number}" for number in range(before + 1, after))
-
-
-def _sizes(said: Inert) -> dict[str, int]:
-    """Return the number of elements of each parameter, from one mapping of shapes, or one for each optimizer group."""
-    found: dict[str, int] = {}
-    for group in said if isinstance(said, list) else [said]:
-        for name, size in nodes.mapping_pairs(group) or []:
-            shape = size.args[0] if isinstance(size, Call) and isinstance(size.args, tuple) and size.args else size
-            if isinstance(name, str) and isinstance(shape, tuple | list) and all(type(one) is int for one in shape):
-                found[name] = prod(shape)
-    return found
 
 
 def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:

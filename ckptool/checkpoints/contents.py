@@ -166,7 +166,7 @@ class _Collector:
         named = len(texts) == len(below)
         kind: GroupKind = "mapping" if named and (2 * direct >= len(below) or not nested) else "loose"
         # Quantised modules have weights in tuples and numbers beside them: by counting, they would be "loose".
-        if named and nested and any(key.endswith(_PACKED) for key in texts):
+        if named and nested and any(key.endswith("_packed_params") for key in texts):
             kind = "packed"
         return Group(path, kind, node=node)
 
@@ -271,8 +271,6 @@ class _Collector:
 
 
 _LEAVE = Call(None, ())
-_PACKED = "_packed_params"
-"""Last component of the tuple with the weight and the bias of a quantised layer."""
 _PLAIN: Final = frozenset((list, tuple))
 _TENSORS: Final = frozenset((Call, PersistentId))
 """Types of nodes that may be tensors."""

@@ -24,13 +24,12 @@ from ckptool.pickles.nodes import Inert
 from ckptool.tensors.reading import LazyTensor
 
 _LISTED: Final = 12
-_DROPPED: Final = ("ema", *NO_WEIGHTS)
-"""Roles that can be given instead of a path, for all entries with that role."""
 
 
 def to_drop(checkpoint: Checkpoint, what: str) -> tuple[str, ...]:
     """Return the full paths of the entries that a path or a role names; raise MigrationRefused if there are none."""
-    if what in _DROPPED:
+    # A role in place of a path stands for all entries with that role.
+    if what in ("ema", *NO_WEIGHTS):
         of_role = [one for one in checkpoint.state_dicts if one.role == what and one.key]
         paths = [path for one in of_role for path in (sorted(one.own_keys) if one.own_keys else [one.key])]
         if what == "ema":
@@ -61,14 +60,12 @@ def _list_of(checkpoint: Checkpoint, path: str, paths: Collection[str]) -> str:
     for mapping, key in entries_at(checkpoint.root, above):
         found = next((value for own, value in reversed(nodes.mapping_pairs(mapping) or ()) if own == key), None)
         items = found if isinstance(found, list | tuple) else ()
-        if items and all(f"{above}.{number}" in paths or _steps(one) for number, one in enumerate(items)):
+        # The state of an optimizer may have no tensors yet, and then no path.
+        keys = [{own for own, _ in nodes.mapping_pairs(one) or () if isinstance(own, str)} for one in items]
+        are_states = [{"state", "param_groups"} <= own for own in keys]
+        if items and all(f"{above}.{number}" in paths or is_one for number, is_one in enumerate(are_states)):
             return above
     return path
-
-
-def _steps(node: Inert) -> bool:
-    """Return whether a value is the state of an optimizer, which may have no tensors yet."""
-    return {"state", "param_groups"} <= {key for key, _ in nodes.mapping_pairs(node) or () if isinstance(key, str)}
 
 
 def entries_at(node: Inert, path: str) -> Iterator[tuple[Inert, str | int]]:

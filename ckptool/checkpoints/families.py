@@ -25,9 +25,6 @@ _BEFORE_TARGET: Final = r"(?s)^(?:lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(?
 """The part of a name before the target, which is no number alone. kohya's names have no dots: there it follows one."""
 _BASES: Final = ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture")
 """Keys of the base model in the metadata of safetensors, the most exact first."""
-_DIFFUSERS: Final = "lora_adapter_metadata"
-"""The key of PEFT's configurations as JSON, in which each entry begins with the name of a component."""
-_PATH_IN_JSON: Final = r'base_model_name_or_path"\s*:\s*"([^"\\]{1,1000})"'
 _LONGEST_TEXT: Final = 1 << 20
 
 _KINDS: Final = {
@@ -52,7 +49,6 @@ _MARKS: Final = ("lokr_", "hada_", "ia3_l", "on_input", "oft_", "vera_", "lora_"
 """Every such name contains one of these."""
 _BASES_OF_MODULES: Final = ("weight", "base_layer.weight", "linear.weight")
 """Names of a module's own weight beside an adapter, in a file that has both."""
-_OF_PEFT: Final = ("base_model.", "prompt_embeddings")
 _LONGEST_KIND: Final = 64
 _IN_PEFT: Final = {
     **{kind.upper(): kind for kind in _KINDS},
@@ -61,8 +57,6 @@ _IN_PEFT: Final = {
     "P_TUNING": "P-tuning",
 }
 """Kinds by their name in PEFT."""
-_EMBEDDINGS: Final = (768, 1024, 1280)
-"""Widths of Stable Diffusion's text encoders."""
 _MOST_VECTORS: Final = 8
 
 
@@ -133,7 +127,7 @@ def family_of(checkpoint: Checkpoint, settings: Callable[[], Mapping[str, object
     ``settings`` returns PEFT's configuration beside it, which has the kind of tensors with PEFT's names.
     """
     tensors: Mapping[str, LazyTensor] = checkpoint.weights or checkpoint.tensors
-    if tensors and all(name.startswith(_OF_PEFT) for name in tensors):
+    if tensors and all(name.startswith(("base_model.", "prompt_embeddings")) for name in tensors):
         said = settings()
         kind = said.get("peft_type")
         if isinstance(kind, str):
@@ -168,7 +162,8 @@ def _embedding(tensors: Mapping[str, LazyTensor]) -> Family | None:
         return Family("prompt tuning or prefix tuning")
     is_word = len(names) == 1 and names[0].startswith("<") and names[0].endswith(">")
     is_known = all(name in ("emb_params", "clip_l", "clip_g") or name.startswith("string_to_param.") for name in names)
-    are_vectors = all(0 < len(shape) <= 2 and shape[-1] in _EMBEDDINGS for shape in shapes)
+    # These are the widths of Stable Diffusion's text encoders.
+    are_vectors = all(0 < len(shape) <= 2 and shape[-1] in (768, 1024, 1280) for shape in shapes)
     return Family("textual inversion") if (is_word or is_known) and are_vectors else None
 
 
@@ -217,6 +212,8 @@ def adapter_of(checkpoint: Checkpoint) -> Adapter | None:
         return None
     targets = dict.fromkeys(re.sub(_BEFORE_TARGET, "", module) for module in modules)
     metadata = checkpoint.metadata
-    named = re.search(_PATH_IN_JSON, metadata.get(_DIFFUSERS, "")[:_LONGEST_TEXT])
+    # diffusers has PEFT's configurations as JSON, in which each key begins with the name of a component.
+    text = metadata.get("lora_adapter_metadata", "")[:_LONGEST_TEXT]
+    named = re.search(r'base_model_name_or_path"\s*:\s*"([^"\\]{1,1000})"', text)
     base = named[1] if named is not None else next((metadata[key] for key in _BASES if metadata.get(key)), None)
     return Adapter(tuple(sorted(ranks)), tuple(targets), len(modules), base)

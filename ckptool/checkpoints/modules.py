@@ -278,20 +278,15 @@ def version_of(class_name: str) -> int | None:
 
 def facts_by_module(entries: nodes.Pairs) -> dict[str, ModuleFacts]:
     """Return the metadata of each module by its path, from the entries of a mapping in a pickle or in JSON."""
-    found = {path: _facts(entry) for path, entry in entries if isinstance(path, str)}
-    return {path: facts for path, facts in found.items() if facts}
-
-
-def _facts(entry: Inert) -> ModuleFacts:
-    """Return the metadata of one module; torch's own is nested two deep at most."""
-    facts: ModuleFacts = {}
-    for name, value in _pairs(entry):
-        inside = _pairs(value)
-        if _is_fact(name) and _is_fact(value):
-            facts[name] = value
-        elif _is_fact(name) and inside and all(_is_fact(key) and _is_fact(fact) for key, fact in inside):
-            facts[name] = dict(inside)
-    return facts
+    found: dict[str, ModuleFacts] = {}
+    for path, entry in entries:
+        for name, value in _pairs(entry) if isinstance(path, str) else ():
+            inside = _pairs(value)  # torch's own is nested two deep at most
+            if _is_fact(name) and _is_fact(value):
+                found.setdefault(path, {})[name] = value
+            elif _is_fact(name) and inside and all(_is_fact(key) and _is_fact(fact) for key, fact in inside):
+                found.setdefault(path, {})[name] = dict(inside)
+    return found
 
 
 def _pairs(value: Inert) -> list[tuple[str, Inert]]:

@@ -98,8 +98,6 @@ _SCHEDULERS: Final = {
     "ExponentialLR": {"gamma"},
 }
 """Keys of torch's schedulers; the first class whose keys all exist counts."""
-_SCHEDULER = {"last_epoch", "_step_count", "base_lrs", "_last_lr"}
-_SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval"}
 _UNPACKED: Final = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 
@@ -223,9 +221,9 @@ def _role(pairs: Pairs) -> TrainingRole | None:
     keys = {key for key, _ in pairs if isinstance(key, str)}
     if keys >= {"state", "param_groups"}:
         return "optimizer"
-    if len(keys & _SCHEDULER) > 1 or keys >= {"_schedulers", "_last_lr"}:
+    if len(keys & {"last_epoch", "_step_count", "base_lrs", "_last_lr"}) > 1 or keys >= {"_schedulers", "_last_lr"}:
         return "scheduler"
-    return "scaler" if keys >= _SCALER else None
+    return "scaler" if keys >= {"scale", "growth_factor", "backoff_factor", "growth_interval"} else None
 
 
 def _described(checkpoint: Checkpoint, path: str, node: Inert, pairs: Pairs, role: TrainingRole) -> TrainingState:

@@ -31,8 +31,6 @@ from ckptool.tensors.tensor import TensorInfo
 WeightsChoice: TypeAlias = Literal["auto", "raw", "ema", "module"]
 
 _ROLES: Final[dict[WeightsChoice, tuple[Role, ...]]] = {"ema": ("ema",), "raw": ("model",), "auto": ("model", "ema")}
-_MODULE: Final = "module"
-"""DeepSpeed's key for the weights as the model computed with them, which may be rounded."""
 _STATES: Final[dict[Role, str]] = {
     "optimizer": "the state of an optimizer",
     "scheduler": "the state of a scheduler",
@@ -252,7 +250,7 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
     there = [one for one in checkpoint.state_dicts if one.key not in checkpoint.copies]
     found = there if any_role else candidates(checkpoint)
     if key is not None or which == "module":
-        named = _under(checkpoint, _MODULE if key is None else key, found, option if key is not None else "weights")
+        named = _under(checkpoint, "module" if key is None else key, found, option if key is not None else "weights")
         if named.role in NO_WEIGHTS and not any_role:
             raise with_candidates(WeightsNotFound(f"{key!r} is {_STATES[named.role]}, no weights"), found)
         return named

@@ -25,7 +25,6 @@ PREFIX: Final = "p"
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _MOST_WAYS: Final = 100_000
 _SHORT: Final = 64
-_ADJACENT: Final = re.compile(r"\}\{")
 
 
 class Pattern:
@@ -38,7 +37,7 @@ class Pattern:
     """
 
     def __init__(self, text: str, known: Mapping[str, str] = _NOTHING) -> None:
-        if not text or _ADJACENT.search(text):
+        if not text or "}{" in text:
             raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
         if ".." in f".{text}.":
             raise ValueError(f"{text!r} is no pattern: there is nothing before or behind a dot")

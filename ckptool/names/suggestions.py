@@ -40,7 +40,6 @@ _MOST_NUMBERS = 4
 _MOST_RULES = 24
 _TRIED = 128
 _LIKE = 0.5
-_OF_ALL: Final = ("^", r"\bweight$", r"\bbias$")
 _NUMBER = re.compile(r"(\d+)")
 _PART: Final = re.compile(r"(\A|\.)(parametrizations\.|weight\w*_(g|v|u|orig)\Z)")
 """Names of tensors that a weight is computed from, which is another tensor of the same shape."""
@@ -135,7 +134,10 @@ def _by_shapes(names: Shapes) -> dict[frozenset[tuple[tuple[str, ...], Shape]], 
     """Return every group of names, by the shapes that its tensors have under each of the numbers."""
     groups: dict[str, dict[tuple[str, ...], str]] = {}
     for name in names:
-        parts = _NUMBER.split(_spelled(name))
+        spelled = without_marked(name)
+        for pattern, replacement in chain.from_iterable(SPELLINGS):  # in one spelling, where libraries have two
+            spelled = re.sub(pattern, replacement, spelled)
+        parts = _NUMBER.split(spelled)
         numbers = parts[1::2][-_MOST_NUMBERS:]
         for kept in product((False, True), repeat=len(numbers)):
             first = len(parts) - 2 * len(numbers)
@@ -186,14 +188,6 @@ def _alike(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
-def _spelled(name: str) -> str:
-    """Return a name in one spelling where libraries have two, and without wrappers."""
-    name = without_marked(name)
-    for pattern, replacement in chain.from_iterable(SPELLINGS):
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def _rules(
     targets: Mapping[str, str], have: Collection[str], expected: Collection[str], *, every: bool
 ) -> list[Rename]:
@@ -231,7 +225,7 @@ def _greedy(
         )
         best: tuple[tuple[int, ...], Rename, dict[str, str]] | None = None
         for (pattern, replacement), _ in away.most_common(_TRIED):
-            if not every and (pattern in _OF_ALL or pattern.startswith("^(?!")):
+            if not every and (pattern in ("^", r"\bweight$", r"\bbias$") or pattern.startswith("^(?!")):
                 continue
             compiled = re.compile(pattern)
             after = {name: compiled.sub(replacement, new) for name, new in now.items()}

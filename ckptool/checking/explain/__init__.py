@@ -36,8 +36,6 @@ _MOST_TEXT = 1 << 20
 INSPECT = "ckptool inspect FILE"
 _OF_LISTS = frozenset(["load-report", "missing-tensors", "adapter-keys", "lora-layers", "left-over"])
 """Kinds of messages that add nothing to the lists of names in them, if these could be parsed."""
-_CODE = re.compile(r"\bCK\d{3}\b")
-_ERROR = re.compile(r"\b([A-Z][a-z]+[A-Z]\w+): ")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m|\r(?=\n)")
 _ESCAPED = re.compile(r"\\([nt\"'\\])")
 _WITHIN_LIST = re.compile(r"""(?<=['"],)\n|(?<=['"], )\n|(?<=['"])\n(?=, ?['"])""")
@@ -118,14 +116,14 @@ def _explained(text: str) -> tuple[Explanation, ...]:
 
 def _own(text: str) -> Iterator[Explanation]:
     """Yield explanations of the codes of findings, and of ckptool's own errors, in a text."""
-    for code in dict.fromkeys(_CODE.findall(text)):
+    for code in dict.fromkeys(re.findall(r"\bCK\d{3}\b", text)):
         if code in CODES:
             hint = "docs/check.md lists all codes. See where it is in a file."
             yield Explanation(code, CODES[code].says, hint, "ckptool check FILE")
     every: list[type[CkptoolError]] = [CkptoolError]
     for one in every:
         every += one.__subclasses__()
-    for name in dict.fromkeys(_ERROR.findall(text)):
+    for name in dict.fromkeys(re.findall(r"\b([A-Z][a-z]+[A-Z]\w+): ", text)):
         error = next((one for one in every if one.__name__ == name), None)
         if error is not None:
             says = " ".join((error.__doc__ or "").split("\n\n")[0].split())
