@@ -109,18 +109,14 @@ class Archive(Mapping[str, Record]):
             return SliceSource(self.source, record.offset, record.nbytes)
         content = self._kept.get(name)
         if content is None:
-            content = self._inflated(record)
+            if record.nbytes > self._inflatable:
+                raise too_large(record.name, record.nbytes, self._inflatable)
+            self._inflatable -= record.nbytes
+            content = inflate(self.source, record, self.limits)
+            if len(content) <= min(_LONGEST_KEPT, self._room):
+                self._kept[record.name] = content
+                self._room -= len(content)
         return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
-
-    def _inflated(self, record: Record) -> bytes:
-        if record.nbytes > self._inflatable:
-            raise too_large(record.name, record.nbytes, self._inflatable)
-        self._inflatable -= record.nbytes
-        content = inflate(self.source, record, self.limits)
-        if len(content) <= min(_LONGEST_KEPT, self._room):
-            self._kept[record.name] = content
-            self._room -= len(content)
-        return content
 
     def may_hold_objects(self, name: str) -> bool:
         """Return whether a member is a file of numpy, whose array may be of pickled objects."""
@@ -167,9 +163,6 @@ class InflatedSource(Source):
 
     def read(self, offset: int, nbytes: int) -> bytes:
         return inflate(self._source, self._record, self.limits)[offset : offset + nbytes]
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def inflate(source: Source, record: Record, limits: Limits) -> bytes:

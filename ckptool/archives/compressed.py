@@ -28,7 +28,6 @@ _LZMA_DICTIONARY: Final = 1 << 26
 """Bytes of the largest dictionary that is used to try lzma on a head, whatever the head announces."""
 _WINDOW: Final = 1 << 27
 """Bytes of the largest window of Zstandard: that of the highest usual level."""
-_COMMAND: Final = 'pip install "ckptool[zstd]"'
 
 
 class _Unpacker(Protocol):
@@ -85,15 +84,10 @@ BEGINNINGS: Final = (_ZFILE, *(kind.magic for kind in _KINDS))
 _LEAST_ZLIB: Final = 8
 _OF_LZMA: Final = ("xz", "lzma")
 """Python's reader of both detects the format of each stream anew, so one may follow the other."""
-_OF_ZLIB: Final = ("gzip", "zlib")
-"""Formats whose reader in joblib never ends if anything follows the first member."""
 _LZMA_HEAD: Final = 5
 """Bytes of lzma's properties and of the length of its dictionary."""
 _BEHIND: Final = "bytes-behind"
 """The kind of error for bytes after the first or last member; all members are unpacked by then."""
-_NEEDS_MEMORY: Final = "memory usage limit"
-_SHORT: Final = ("bzip2", "lzma", "zlib")
-"""Formats whose magic is so short that other files begin with it: unpacking the head must succeed, too."""
 
 
 def behind_length(head: bytes) -> int | None:
@@ -121,7 +115,8 @@ def compression_of(head: bytes) -> Compression | None:
     """Return the compression of a file that begins with ``head``; None if it is not compressed."""
     for kind in _KINDS:
         if head.startswith(kind.magic):
-            return kind if kind.name not in _SHORT or _unpacks(kind, head) else None
+            # These have so short a magic that other files begin with it: unpacking the head must succeed, too.
+            return kind if kind.name not in ("bzip2", "lzma", "zlib") or _unpacks(kind, head) else None
     return None
 
 
@@ -203,7 +198,8 @@ def _decompress(
                 pending = source.read(position, min(_CHUNK, source.nbytes - position))
                 position += len(pending)
             if unpacker.eof:
-                if kind.name in _OF_ZLIB and first_end is None:
+                # joblib's reader of these never ends if anything follows the first member.
+                if kind.name in ("gzip", "zlib") and first_end is None:
                     first_end = position - len(pending)
                 pending = _behind_padding(kind, pending)
                 if not pending:
@@ -228,7 +224,7 @@ def _decompress(
             f"a {kind.name} file, and this Python has no {error.name}", kind="no-unpacker"
         ) from error
     except _errors() as error:
-        if kind.name in _OF_LZMA and _NEEDS_MEMORY in str(error).lower():
+        if kind.name in _OF_LZMA and "memory usage limit" in str(error).lower():
             fact = f"the {kind.name} file needs more than {_XZ_MEMORY:,} bytes of memory to be unpacked"
             raise LimitExceeded(fact, actual=_XZ_MEMORY) from error
         raise MalformedFile(f"the {kind.name} file cannot be unpacked: {error}", kind=f"damaged-{kind.name}") from error
@@ -276,5 +272,5 @@ def _package() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise MissingPackage.named("zstandard", _COMMAND, kind="no-unpacker") from error
+        raise MissingPackage.named("zstandard", 'pip install "ckptool[zstd]"', kind="no-unpacker") from error
     return zstandard

@@ -29,8 +29,6 @@ BLOCK: Final = 512
 _FILES: Final = (b"0", b"\0", b"7")
 _NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices and folders, which have no payload."""
-_EXTENSIONS: Final = (b"x", b"L", b"K", b"g")
-"""Extended headers of the next member: attributes (x), its name (L), the target of a link (K); of all members (g)."""
 _TABLES: Final = ("storages", "tensors")
 """Members that PyTorch unpacks from its own tars whatever their kind."""
 
@@ -108,10 +106,13 @@ def _members(source: Source) -> Iterator[_Member | int]:
         if not _checksum_is_right(header):
             raise MalformedFile(f"malformed tar header at byte {position:,}", kind="malformed-tar", offset=position)
         kind = header[156:157]
-        is_extension = kind in _EXTENSIONS
-        nbytes = said = _size_of_member(header[124:136], position)
-        if "size" in override and not is_extension:
-            nbytes = _decimal(override["size"], position)
+        # Headers of the next member: attributes (x), its name (L), the target of a link (K); or of all members (g).
+        is_extension = kind in (b"x", b"L", b"K", b"g")
+        said, *others = _readings(header[124:136])
+        digits = None if is_extension else override.get("size")
+        if said is None or said < 0 or others or not (digits is None or re.fullmatch("[0-9]{1,19}", digits)):
+            raise MalformedFile(f"malformed tar size at byte {position:,}", kind="malformed-tar", offset=position)
+        nbytes = said if digits is None else int(digits)
         at, payload = position, position + BLOCK
         position = payload + -(-nbytes // BLOCK) * BLOCK
         if is_extension:
@@ -180,23 +181,10 @@ def _readings(field: bytes) -> set[int | None]:
         return found | {None}
 
 
-def _size_of_member(field: bytes, position: int) -> int:
-    found, *others = _readings(field)
-    if found is None or found < 0 or others:
-        raise MalformedFile(f"malformed tar size at byte {position:,}", kind="malformed-tar", offset=position)
-    return found
-
-
 def _name(header: bytes) -> str:
     name = _text(header[:100])
     prefix = _text(header[345:500])  # in every kind of tar, as in Python
     return f"{prefix}/{name}" if prefix else name
-
-
-def _decimal(text: str, position: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise MalformedFile(f"malformed tar size at byte {position:,}", kind="malformed-tar", offset=position)
-    return int(text)
 
 
 def _pax(records: bytes, offset: int) -> dict[str, str]:

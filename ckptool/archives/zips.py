@@ -97,7 +97,6 @@ _NAME: Final = r"[^\x00-\x1f\\/][^\x00-\x1f\\]*"
 _WAY_UP: Final = r"(?:.*/)?\.\.(?:/.*)?"
 _ALIGNMENT: Final = 64
 _SIGNATURE: Final = 4
-_BARE: Final = (0,)
 _DESCRIPTOR_SIZES: Final = (_SIGNATURE + DESCRIPTOR.size, _SIGNATURE + DESCRIPTOR64.size)
 _HEADER_NBYTES: Final = 160
 """Bytes of a local header, without its name, that are fetched from a remote file."""
@@ -296,7 +295,7 @@ def placed(entries: Sequence[Entry], limit: int) -> tuple[list[Place | None], li
     ranges = []
     following = [*(entry.header for entry in entries[1:]), limit]
     for entry, end in zip(entries, following, strict=True):
-        descriptors = _DESCRIPTOR_SIZES if entry.flags & FLAG_DESCRIPTOR else _BARE
+        descriptors = _DESCRIPTOR_SIZES if entry.flags & FLAG_DESCRIPTOR else (0,)
         agreed = {end - nbytes - entry.stored_nbytes for nbytes in descriptors} & _forward(entry)
         places.append(Place(agreed.pop(), end) if len(agreed) == 1 else None)
         if places[-1] is None:
@@ -321,19 +320,16 @@ def zips(source: Source) -> list[range]:
     """Return the range of each zip if a source is several zips, else nothing; above 10,000, the first has the rest."""
     found: list[range] = []
     end = source.nbytes
-    while len(found) < _MOST_ZIPS and (start := _last(SliceSource(source, 0, end))):
-        found.insert(0, range(start, end))
-        end = start
+    while len(found) < _MOST_ZIPS:
+        try:
+            find_directory(SliceSource(source, 0, end))
+        except Failure as error:
+            if error.kind == SEVERAL and error.offset:
+                found.insert(0, range(error.offset, end))
+                end = error.offset
+                continue
+        break
     return [range(end), *found] if found else []
-
-
-def _last(source: Source) -> int:
-    """Return the offset of the last of several zips; 0 if there is only one."""
-    try:
-        find_directory(source)
-    except Failure as error:
-        return error.offset or 0 if error.kind == SEVERAL else 0
-    return 0
 
 
 def nbytes_before(source: Source) -> int | None:

@@ -35,13 +35,11 @@ _TAG: Final = re.compile(
     rb"|!!?python/(?!(?:none|bool|str|unicode|bytes|int|long|float|complex|list|tuple|dict)(?![\w/:.]))",
     re.MULTILINE,
 )
-_TARGETS: Final = "settings that name what a loader calls (_target_)"
 _TARGET: Final = re.compile(rb"(?<!\w)_target_[\"']?\s*:")
 _NUMBERED: Final = re.compile(rb"\\(?:x|u00)([0-7][0-9A-Fa-f])")
 """A character of a string in YAML or JSON by its number."""
 NEMO: Final = "model_config.yaml"
 """The settings from which NeMo makes a model; for what they call, see ``programs.of_settings``."""
-_SETTINGS: Final = (".yaml", ".yml", ".json")
 _SQLITE: Final = b"SQLite format 3\0"
 _COMMENT: Final = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
 _PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -64,8 +62,8 @@ def in_content(name: str, source: Source) -> str | None:
         return "a TensorFlow SavedModel, whose graph is a program"
     if source.read(0, min(len(_SQLITE), source.nbytes)) == _SQLITE:
         return "a database of SQLite, whose values may be pickles"
-    if last.endswith(_SETTINGS) and not last.endswith(NEMO) and _names_targets(source):
-        return _TARGETS
+    if last.endswith((".yaml", ".yml", ".json")) and not last.endswith(NEMO) and _names_targets(source):
+        return "settings that name what a loader calls (_target_)"
     if last == "mlmodel" or last.endswith((".yaml", ".yml")):
         text = source.read(0, min(source.nbytes, _MOST_READ)).replace(b"\0", b"")  # of UTF-16
         text = _PERCENT.sub(lambda one: bytes([int(one[1], 16)]), _COMMENT.sub(b"", text))

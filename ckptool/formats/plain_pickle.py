@@ -19,7 +19,7 @@ from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.pickles.nodes import is_container
 from ckptool.pickles.numpy_values import take_elements
-from ckptool.pickles.reader import Pickle, read_pickle
+from ckptool.pickles.reader import read_pickle
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import storage_id
 
@@ -58,7 +58,16 @@ def read(probe: Probe) -> Parsed:
     try:
         contents = collect_weights(pickled.root, rebuilder, probe.limits)
     except MalformedFile as error:
-        raise _bare(pickled) or error  # noqa: B904 - the same one, or one that says more
+        # Only a whole file of torch.save() has the storages that a pickle refers to by ids.
+        bare = {named.key for node in pickled.persistent_ids if (named := storage_id(node.pid)) is not None}
+        if not bare:
+            raise
+        what = f"{counted(len(bare), 'storage')} that it refers to would be in other records of its zip"
+        raise MalformedFile(
+            f"a data.pkl alone: {what}",
+            kind="bare-pickle",
+            hint="Open the whole file that torch.save() wrote, as it was before it was unpacked.",
+        ) from error
     behind = probe.source.nbytes - pickled.end
     notes = [*pickled.notes, *([f"{behind:,} bytes after the pickle"] if behind else ())]
     stream = Stream(
@@ -77,16 +86,4 @@ def read(probe: Probe) -> Parsed:
         rebuilder=rebuilder,
         streams=(stream,),
         notes=tuple(notes),
-    )
-
-
-def _bare(pickled: Pickle) -> MalformedFile | None:
-    """Return the error for a pickle whose tensors refer to storages, which only a whole file of torch.save() has."""
-    storages = {named.key for node in pickled.persistent_ids if (named := storage_id(node.pid)) is not None}
-    if not storages:
-        return None
-    return MalformedFile(
-        f"a data.pkl alone: {counted(len(storages), 'storage')} that it refers to would be in other records of its zip",
-        kind="bare-pickle",
-        hint="Open the whole file that torch.save() wrote, as it was before it was unpacked.",
     )

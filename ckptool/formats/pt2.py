@@ -116,7 +116,10 @@ def _read_configs(
     storages: dict[str, StorageRef] = {}
     for config in configs:
         tensors: dict[str, TensorInfo] = {}
-        for name, entry in _entries(archive, config).items():
+        entries = parse_member(archive, config, "pt2").get("config")
+        if not (isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values())):
+            raise MalformedFile(f"{config!r} is no list of tensors", kind="malformed-pt2")
+        for name, entry in entries.items():
             if entry.get("use_pickle"):
                 pickled.add(f"{place}{entry.get('path_name')}")
             info = _tensor(probe, archive, place, name, entry, storages)
@@ -126,13 +129,6 @@ def _read_configs(
     for one in storages:
         if one in pickled or one.endswith(".pt") or any(map(one.__contains__, _OBJECTS)):
             raise AmbiguousFile(f"record {one!r} is a tensor, and torch unpickles it as well", kind="ambiguous-pt2")
-
-
-def _entries(archive: Archive, name: str) -> dict[str, dict[str, object]]:
-    config = parse_member(archive, name, "pt2").get("config")
-    if not (isinstance(config, dict) and all(isinstance(entry, dict) for entry in config.values())):
-        raise MalformedFile(f"{name!r} is no list of tensors", kind="malformed-pt2")
-    return config
 
 
 def _tensor(

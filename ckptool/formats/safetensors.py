@@ -297,13 +297,9 @@ def _layout(name: str, entry: object, known: dict[str, _Layout]) -> _Layout:
     if len(entry) > len(_FIELDS) and _is_deep(entry):
         raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     key = f"{code}{sizes}"  # text, because its hash is random: numbers can be chosen to have one hash
-    found = known.get(key)
-    if found is None:
-        found = known[key] = _new_layout(name, code, tuple(sizes))
-    return found
-
-
-def _new_layout(name: str, code: str, shape: tuple[int, ...]) -> _Layout:
+    if key in known:
+        return known[key]
+    shape = tuple(sizes)
     if not is_countable(shape):
         raise MalformedFile(f"tensor {name!r} has a shape or fields beyond all measure", kind="malformed-safetensors")
     dtype = dtypes.BY_SAFETENSORS.get(code)
@@ -313,7 +309,8 @@ def _new_layout(name: str, code: str, shape: tuple[int, ...]) -> _Layout:
         if not shape or shape[-1] % 2:
             raise MalformedFile(f"tensor {name!r} has an odd number of F4 values", kind="malformed-safetensors")
         shape = (*shape[:-1], shape[-1] // 2)
-    return dtype, shape, row_major(shape), prod(shape) * dtype.itemsize
+    known[key] = dtype, shape, row_major(shape), prod(shape) * dtype.itemsize
+    return known[key]
 
 
 def _is_deep(entry: dict[str, object]) -> bool:

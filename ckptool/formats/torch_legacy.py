@@ -133,7 +133,7 @@ class LegacyStream:
         if computed:
             self.notes = ("its magic number is not there, but computed by a call", *self.notes)
         self._storages: dict[str, TypedStorage] = {}
-        self.end = self._walk_storages(self._announced(), keys.root, keys.end)
+        self.end = self._walk_storages(keys.root, keys.end)
 
     def resolve(self, pid: Inert) -> TypedStorage | None:
         """Return the storage of a persistent id, cut to its view if it is one."""
@@ -168,17 +168,13 @@ class LegacyStream:
         """Return a rebuilder of the tensors of this stream."""
         return Rebuilder(self.resolve, partial(nested_storage, limits=self._limits, depth=self._depth))
 
-    def _announced(self) -> dict[str, StorageId]:
-        """Return what the tree says about each root storage, by key."""
-        found: dict[str, StorageId] = {}
-        for node in self.tree.persistent_ids:
-            named = storage_id(node.pid)
-            if named is not None:
-                found.setdefault(named.key, named)
-        return found
-
-    def _walk_storages(self, announced: dict[str, StorageId], keys: Inert, position: int) -> int:
+    def _walk_storages(self, keys: Inert, position: int) -> int:
         """Place each storage after the one before it, and return where the last one ends."""
+        announced: dict[str, StorageId] = {}
+        """What the tree says about each root storage, by key."""
+        for node in self.tree.persistent_ids:
+            if (named := storage_id(node.pid)) is not None:
+                announced.setdefault(named.key, named)
         if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
             raise MalformedFile("the storage keys are not a list", kind="malformed-legacy")
         names = [str(key) for key in keys]

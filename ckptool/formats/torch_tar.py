@@ -27,7 +27,7 @@ from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.reader import Pickle, read_pickle
 from ckptool.sources.source import Source
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import StorageRef, TensorInfo, TypedStorage, check_extent, storage_id
+from ckptool.tensors.tensor import MAX_RANK, StorageRef, TensorInfo, TypedStorage, check_extent, storage_id
 
 NAME = "torch_tar"
 TRAITS = Traits(has_tree=True, refusal="files of PyTorch 0.1 are not read with weights_only=True")
@@ -35,7 +35,6 @@ TRAITS = Traits(has_tree=True, refusal="files of PyTorch 0.1 are not read with w
 _I64 = Struct("<q")
 _NDIM = Struct("<i4x")
 _TABLES = ("storages", "tensors")
-_MEMBERS = (*_TABLES, "pickle")
 
 
 def sniff(probe: Probe) -> bool:
@@ -64,7 +63,7 @@ def read(probe: Probe) -> Parsed:
     """Read the index of a 0.1.x file: its pickles, and what precedes each storage."""
     archive = probe.tar
     assert archive is not None  # sniff saw it
-    for name in _MEMBERS:
+    for name in (*_TABLES, "pickle"):
         if name not in archive:
             raise MalformedFile(f"a tar of PyTorch 0.1 without its member {name!r}", kind="missing-member")
     tables = TarStorages(archive)
@@ -166,58 +165,43 @@ class TarStorages:
         if not isinstance(views, list | tuple):
             raise MalformedFile("a list of the wrong kind", kind="malformed-tar")
         for view in views:
-            self._add_view(view)
-
-    def _add_view(self, view: Inert) -> None:
-        if not (isinstance(view, tuple) and len(view) == 4):
-            raise MalformedFile("a storage view of the wrong kind", kind="malformed-tar")
-        key, root_key, offset, numel = view
-        root = self._storages.get(str(_key(root_key)))
-        if root is None or _key(key) is None or not all(type(n) is int and n >= 0 for n in (offset, numel)):
-            raise MalformedFile("a view of a storage that is not there", kind="malformed-tar")
-        itemsize = root.dtype.itemsize
-        if (offset + numel) * itemsize > root.ref.nbytes:
-            raise MalformedFile("a view that reaches over its storage", kind="storage-size")
-        ref = StorageRef(
-            str(key),
-            root.ref.location,
-            numel * itemsize,
-            root.ref.source,
-            root.ref.offset + offset * itemsize,
-            whole=root.ref.whole or root.ref,
-        )
-        self._storages[str(key)] = TypedStorage(ref, root.dtype)
+            if not (isinstance(view, tuple) and len(view) == 4):
+                raise MalformedFile("a storage view of the wrong kind", kind="malformed-tar")
+            key, root_key, offset, numel = view
+            root = self._storages.get(str(_key(root_key)))
+            if root is None or _key(key) is None or not all(type(n) is int and n >= 0 for n in (offset, numel)):
+                raise MalformedFile("a view of a storage that is not there", kind="malformed-tar")
+            nbytes, start = numel * root.dtype.itemsize, offset * root.dtype.itemsize
+            if start + nbytes > root.ref.nbytes:
+                raise MalformedFile("a view that reaches over its storage", kind="storage-size")
+            whole = root.ref.whole or root.ref
+            ref = root.ref._replace(key=str(key), nbytes=nbytes, offset=root.ref.offset + start, whole=whole)
+            self._storages[str(key)] = TypedStorage(ref, root.dtype)
 
     def _read_tensors(self, pickles: _Pickles) -> None:
-        # All entries first: in some files storages are missing.
-        for triple, numbers in list(_tensor_entries(pickles)):
-            key, storage_key, _ = triple
-            ndim = len(numbers) // 2
+        source = pickles.source
+        position, count = pickles.count()
+        entries = []
+        for _ in range(count):
+            entry = pickles.read(position)
+            (ndim,) = _NDIM.unpack(_read(source, entry.end, 8))
+            if not 0 <= ndim <= MAX_RANK:
+                raise MalformedFile(f"a tensor of {ndim} dimensions", kind="malformed-tar")
+            numbers = Struct(f"<{2 * ndim + 1}q")
+            found = numbers.unpack(_read(source, entry.end + 8, numbers.size))
+            entries.append((_triple(entry.root), found[:ndim], found[ndim:-1], found[-1]))
+            position = entry.end + 8 + numbers.size
+        # All entries were read before: in some files storages are missing.
+        for (key, storage_key, _), shape, stride, offset in entries:
             storage = self._storages.get(str(_key(storage_key)))
             if storage is None or _key(key) is None:
                 raise MalformedFile(
                     f"a tensor of storage {str(_key(storage_key))!r}, which is not there",
                     kind="missing-storage",
                 )
-            shape, stride, offset = numbers[:ndim], numbers[ndim:-1], numbers[-1]
             info = TensorInfo(storage.dtype, shape, stride, offset, storage.ref, storage.ref.location)
             check_extent(info)
             self._tensors[str(key)] = info
-
-
-def _tensor_entries(pickles: _Pickles) -> Iterator[tuple[tuple[Inert, Inert, Inert], tuple[int, ...]]]:
-    """Yield, for each tensor, its key, storage key and class; and its sizes, strides and offset."""
-    source = pickles.source
-    position, count = pickles.count()
-    for _ in range(count):
-        entry = pickles.read(position)
-        (ndim,) = _NDIM.unpack(_read(source, entry.end, 8))
-        if not 0 <= ndim <= 64:
-            raise MalformedFile(f"a tensor of {ndim} dimensions", kind="malformed-tar")
-        position = entry.end + 8
-        numbers = Struct(f"<{2 * ndim + 1}q").unpack(_read(source, position, 8 * (2 * ndim + 1)))
-        position += 8 * (2 * ndim + 1)
-        yield _triple(entry.root), numbers
 
 
 def _triple(node: Inert) -> tuple[Inert, Inert, Inert]:

@@ -13,7 +13,7 @@ and _load.
 from __future__ import annotations
 
 from ckptool.archives.archive import Archive
-from ckptool.archives.zips import LOCAL_MAGIC
+from ckptool.archives.zips import LOCAL, LOCAL_MAGIC, SEVERAL
 from ckptool.checkpoints.modules import ModuleGraph
 from ckptool.checkpoints.parsed import Parsed, Stream, Traits
 from ckptool.checkpoints.roles import collect_weights
@@ -21,7 +21,7 @@ from ckptool.errors import AmbiguousFile, Failure, MalformedFile, TruncatedFile,
 from ckptool.formats.probe import Probe
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.reader import read_pickle
-from ckptool.sources.source import SliceSource, Source
+from ckptool.sources.source import SliceSource
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import StorageRef, TypedStorage, storage_id, unify
 
@@ -48,21 +48,16 @@ def sniff(probe: Probe) -> bool:
     except TruncatedFile as error:
         raise truncated(probe, error) from error
     except UnsupportedFeature as error:
-        raise _several(probe, error) from error
+        if error.kind != SEVERAL or b"/data.pkl" not in probe.head[:_HEAD_NBYTES]:
+            raise
+        raise UnsupportedFeature(  # torch zips one after another are not damage
+            f"torch zips one after the other, the last at byte {error.offset:,}: "
+            "a shard of a torch.distributed.checkpoint (.distcp)",
+            kind="distributed-checkpoint",
+            hint="Give the folder that it is from.",
+            offset=error.offset,
+        ) from error
     return root is not None
-
-
-def _several(probe: Probe, error: UnsupportedFeature) -> UnsupportedFeature:
-    """Return the error for torch zips one after another, which are not damage."""
-    if error.kind != "several-zips" or b"/data.pkl" not in probe.head[:_HEAD_NBYTES]:
-        return error
-    return UnsupportedFeature(
-        f"torch zips one after the other, the last at byte {error.offset:,}: "
-        "a shard of a torch.distributed.checkpoint (.distcp)",
-        kind="distributed-checkpoint",
-        hint="Give the folder that it is from.",
-        offset=error.offset,
-    )
 
 
 def read(probe: Probe) -> Parsed:
@@ -220,23 +215,18 @@ class ZipStorages:
 def truncated(probe: Probe, error: TruncatedFile) -> TruncatedFile:
     """Return the error for a zip without its end, with the size that its first record announces."""
     source = probe.source
-    announced = _announced_nbytes(source)
-    if announced is None or announced <= source.nbytes:
+    header = source.read(0, min(LOCAL.size, source.nbytes))
+    if not header.startswith(LOCAL_MAGIC) or len(header) < LOCAL.size:
+        return error
+    payload = LOCAL.size + sum(LOCAL.unpack(header)[-2:])
+    try:
+        pickled = read_pickle(SliceSource(source, payload, max(0, source.nbytes - payload)))
+        named = (storage_id(node.pid) for node in pickled.persistent_ids)
+        announced = sum({storage.key: storage.nbytes for storage in named if storage is not None}.values())
+    except (MalformedFile, TruncatedFile):
+        return error
+    if announced <= source.nbytes:
         return error
     share = f"the file has {source.nbytes:,} ({source.nbytes / announced:.0%}) and no zip central directory"
     fact = f"its data.pkl announces {announced:,} bytes of tensors, {share}"
     return TruncatedFile.early(fact, "zip", source.nbytes, announced)
-
-
-def _announced_nbytes(source: Source) -> int | None:
-    header = source.read(0, min(30, source.nbytes))
-    if not header.startswith(LOCAL_MAGIC) or len(header) < 30:
-        return None
-    payload = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    try:
-        pickled = read_pickle(SliceSource(source, payload, max(0, source.nbytes - payload)))
-        named = (storage_id(node.pid) for node in pickled.persistent_ids)
-        sizes = {storage.key: storage.nbytes for storage in named if storage is not None}
-    except (MalformedFile, TruncatedFile):
-        return None
-    return sum(sizes.values()) or None

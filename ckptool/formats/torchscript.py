@@ -35,7 +35,6 @@ TRAITS = Traits(program="the code of a TorchScript model", loader="torch.jit.loa
 
 _LINE: Final = r"(?m)^(?:class (\w+)\((\w+)\):|  __(parameters|buffers)__ = \[(.*?)\])"
 """The head of a class, or one of its two lists."""
-_NAME: Final = r'"([^"]*)"'
 _PREFIX = "__torch__"
 
 
@@ -165,6 +164,6 @@ def _class_tables(archive: Archive, folder: str) -> dict[str, _Table]:
                 table = tables.setdefault(f"{module}.{cls}", _Table()) if base == "Module" else _Table()
                 continue
             kind: Kind = "parameter" if which == "parameters" else "buffer"
-            table.kinds.update(dict.fromkeys(re.findall(_NAME, names), kind))
+            table.kinds.update(dict.fromkeys(re.findall(r'"([^"]*)"', names), kind))
             table.rest = "buffer" if which == "parameters" else None  # the list of buffers comes second
     return tables

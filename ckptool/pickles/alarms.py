@@ -41,13 +41,9 @@ _STDLIB: Final = frozenset(sys.stdlib_module_names) | words(
 )
 """Top-level modules of Python's standard library, of this release and of others."""
 
-_RUNS: Final = "runs commands or programs"
 EVALUATES: Final = "runs or compiles text or byte code"
 LOADS: Final = "runs what another pickle, library or module says"
 FILES: Final = "opens, changes or removes files"
-_NETWORK: Final = "opens connections"
-_CHANGES: Final = "changes the running interpreter"
-_HIDES: Final = "calls or finds what its arguments name"
 _THROUGH: Final = "reaches through a module or the inside of an object, as no pickler writes it"
 UNFOLLOWED: Final = "cannot be followed"
 PASSED: Final = "is given what reaches the system"
@@ -61,7 +57,8 @@ _TELLING_NAME: Final = "is called like what runs commands or text"
 _DANGEROUS: Final = {
     name: reason
     for reason, names in {
-        _RUNS: "os.system os.popen os.execl os.execle os.execlp os.execlpe os.execv os.execve os.execvp"
+        "runs commands or programs": "os.system os.popen os.execl os.execle os.execlp os.execlpe os.execv os.execve"
+        " os.execvp"
         " os.execvpe os.spawnl os.spawnle os.spawnlp os.spawnlpe os.spawnv os.spawnve os.spawnvp"
         " os.spawnvpe os.posix_spawn os.posix_spawnp os.startfile os.fork os.forkpty os.kill os.killpg"
         " os.abort os._exit posix nt subprocess _posixsubprocess pty commands popen2"
@@ -169,7 +166,8 @@ _DANGEROUS: Final = {
             for kind in ("DataFrame", "Series", "NDFrame")
             for form in words("csv pickle json excel parquet feather hdf sql html xml stata orc latex markdown")
         ),
-        _NETWORK: "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib poplib"
+        "opens connections": "socket _socket ssl socketserver http urllib urllib2 urllib3 requests httpx aiohttp ftplib"
+        " poplib"
         " imaplib smtplib smtpd telnetlib nntplib asyncio paramiko websocket websockets wget gdown boto3"
         " huggingface_hub torchvision.datasets.utils torch.distributed.rpc"
         " torch.distributed.nn ultralytics.utils.downloads torch.distributed.TCPStore"
@@ -177,7 +175,7 @@ _DANGEROUS: Final = {
         " keras.utils.file_utils keras.src.utils.file_utils transformers.utils.hub transformers.file_utils.cached_path"
         " nltk.download nltk.downloader scipy.datasets scipy.misc.face seaborn.load_dataset torchtext.utils wandb.init"
         " wandb.login wandb.restore wandb.save clearml.Task.init ultralytics.hub.login",
-        _CHANGES: "sys.setprofile sys.settrace sys.exit"
+        "changes the running interpreter": "sys.setprofile sys.settrace sys.exit"
         " sys.addaudithook atexit gc threading.Thread threading.Timer _thread os.putenv os.unsetenv"
         " os.environ.update os.chdir os.fchdir os.chroot os.umask os.nice os.register_at_fork os.setuid os.setgid"
         " os.seteuid os.setegid os.setreuid os.setregid os.setresuid os.setresgid os.setgroups os.initgroups os.setsid"
@@ -187,7 +185,7 @@ _DANGEROUS: Final = {
         " sys.meta_path sys.path_hooks sys.path_importer_cache"
         " faulthandler resource _ctypes concurrent multiprocessing.Pool multiprocessing.pool fickling.hook"
         " fickling.context",
-        _HIDES: "builtins.vars builtins.globals builtins.locals builtins.dir"
+        "calls or finds what its arguments name": "builtins.vars builtins.globals builtins.locals builtins.dir"
         " builtins.input builtins.help builtins.type.__call__"
         " operator.call codecs.decode"
         " codecs.encode codecs.getdecoder codecs.lookup copy.copy copy.deepcopy inspect.getattr_static"
@@ -490,8 +488,8 @@ def passed(values: Iterable[Inert]) -> str | None:
 
 def as_method(state: Inert) -> str | None:
     """Return the first name in a state that reaches the system and is set in place of a method, else None."""
-    parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    pairs = list(chain.from_iterable(part.pairs or () for part in parts if type(part) in (Dict, Call)))
+    parts = (part for part in nodes.state_parts(state) if type(part) in (Dict, Call))
+    pairs = list(chain.from_iterable(part.pairs or () for part in parts))
     inner = (value.pairs or () for _, value in pairs[:_MOST_PAIRS] if type(value) in (Dict, Call))
     every = islice(chain(pairs, chain.from_iterable(inner)), _MOST_PAIRS)
     return passed([value for key, value in every if type(key) is not str or key in _METHODS])

@@ -111,16 +111,13 @@ _DCP: Final = "torch.distributed.checkpoint"
 _OBJECT: Final = "object.__new__; the state is put into its __dict__"
 _UTILS: Final = "torch/_utils.py"
 _DATETIME: Final = "Modules/_datetimemodule.c"
+_PATHS: Final = "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath"
 _COLLECTIONS: Final = "Modules/_collectionsmodule.c"
 _DATACLASSES: Final = "torch/distributed/checkpoint"
 
 
 def _each(module: str, names: str) -> tuple[str, ...]:
     return tuple(f"{module}.{name}" for name in names.split())
-
-
-def _paths(module: str) -> tuple[str, ...]:
-    return _each(module, "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath")
 
 
 ROWS: Final = (
@@ -167,8 +164,8 @@ ROWS: Final = (
     Row(("decimal.Decimal",), "number", "decimal", "reads the digits, and multiplies nothing", "Modules/_decimal"),
     Row(("fractions.Fraction",), "number", "ratio | number, number", "divides by a common divisor", "Lib/fractions.py"),
     Row(
-        (*_paths("pathlib"), *_paths("pathlib._local")), "path", "part of a path...", "splits text; looks at no file",
-        "Lib/pathlib",
+        (*_each("pathlib", _PATHS), *_each("pathlib._local", _PATHS)), "path", "part of a path...",
+        "splits text; looks at no file", "Lib/pathlib",
     ),
     # numpy
     Row(

@@ -120,8 +120,7 @@ class Judge:
         if re.fullmatch(alarms.ACTING, named.module):
             yield Verdict("system", named.module, "calls", alarms.IMPORTED, lambda: named.module)
         shown = alarms.canonical(named.module, named.name)
-        package = alarms.package_of(name)
-        if package not in _ALWAYS_IMPORTED and (beside := self.beside()) is not None:
+        if alarms.package_of(name) not in _ALWAYS_IMPORTED and (beside := self.beside()) is not None:
             yield Verdict("code", shown, "refers", f"may import {beside}, which lies beside the file", lambda: shown)
         elif _OF_PROGRAM(name):
             yield Verdict("program", PROGRAM, "refers", None, lambda: "objects of TorchScript")
@@ -183,7 +182,10 @@ class Judge:
             if id(call) in values.made and takes_state(row, call, values):
                 return
             values.made.pop(id(call), None)
-        why = _why_of_state(call, is_wary=is_wary())
+        why = None
+        if is_wary():
+            given = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
+            why = f"{alarms.PASSED}: {given}" if given is not None else None
         if row is not None or why:
             name = nodes.class_name(call)
             shown = partial("{} gets {}".format, name, cut_text(call.state))
@@ -294,13 +296,6 @@ def _of_unnamed(call: Call, how: How, *, is_wary: bool) -> Verdict:
     if is_wary and grade == "code" and (given := alarms.passed((call.args,))) is not None:
         grade, why = "system", f"{alarms.PASSED}: {given}"
     return Verdict(grade, name, how, why, partial(call_text, name, call.args))
-
-
-def _why_of_state(call: Call, *, is_wary: bool) -> str | None:
-    if not is_wary:
-        return None
-    found = alarms.passed((call.state,)) if nodes.partial_of(call) else alarms.as_method(call.state)
-    return f"{alarms.PASSED}: {found}" if found is not None else None
 
 
 def _of_oddity(odd: Oddity) -> Verdict:

@@ -454,16 +454,13 @@ def end_of_opcode(source: Source, position: int) -> int:
     data = source.read(position, min(_LONGEST_FIXED, source.nbytes - position))
     opcode = next((one for one in pickletools.opcodes if one.code == chr(data[0])), None)
     nbytes = opcode.arg.n if opcode is not None and opcode.arg is not None else 0
-    if width := _COUNTED.get(nbytes):
+    # Width of the length before an argument, by the codes of ``pickletools`` for arguments with a length.
+    if width := {-2: 1, -3: 4, -4: 4, -5: 8}.get(nbytes):
         return position + 1 + width + int.from_bytes(data[1 : 1 + width], "little")
     end = position + 1
     for _ in range(2 if data[:1] in b"ci" else 1) if nbytes < 0 else ():
         end = _end_of_line(source, end)
     return end + max(nbytes, 0)
-
-
-_COUNTED: Final = {-2: 1, -3: 4, -4: 4, -5: 8}
-"""Width of the length before an argument, by the codes of ``pickletools`` for arguments with a length."""
 
 
 def _end_of_line(source: Source, position: int) -> int:

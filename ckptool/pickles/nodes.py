@@ -251,18 +251,11 @@ def mapping_pairs(node: Inert) -> Pairs | None:
     found = class_of(node)
     if found is None or (found.module, found.name) not in _MAPPING_CLASSES:
         return node.pairs
-    given = _given_pairs(node.args)
+    last = node.args[-1] if isinstance(node.args, tuple) and node.args else None
+    given: Pairs = last.pairs if isinstance(last, Dict) else []
+    if isinstance(last, list) and all(isinstance(p, list | tuple) and len(p) == 2 for p in last):
+        given = [(p[0], p[1]) for p in last]
     return [*given, *node.pairs] if given and node.pairs else node.pairs or given
-
-
-def _given_pairs(args: Inert) -> Pairs:
-    """Return the pairs among the arguments that a mapping is made from; empty if there are none."""
-    first = args[-1] if isinstance(args, tuple) and args else None
-    if isinstance(first, Dict):
-        return first.pairs
-    if isinstance(first, list) and all(isinstance(p, list | tuple) and len(p) == 2 for p in first):
-        return [(p[0], p[1]) for p in first]
-    return []
 
 
 def members(node: Inert) -> list[Inert] | None:
@@ -279,16 +272,17 @@ def members(node: Inert) -> list[Inert] | None:
 def attribute_pairs(node: Inert) -> Pairs:
     """Return the attributes in an object's state: the pairs of a dict, or of a ``(dict, slots)`` tuple."""
     state = node.state if isinstance(node, Call) else None
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    if not all(part is None or isinstance(part, Dict) for part in parts):
-        return []
-    return state_pairs(state)
+    return state_pairs(state) if all(part is None or isinstance(part, Dict) for part in state_parts(state)) else []
 
 
 def state_pairs(state: Inert) -> Pairs:
     """Return the pairs of the dicts in a state: of a dict, or of a ``(dict, slots)`` tuple; others have none."""
-    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-    return [pair for part in parts if isinstance(part, Dict) for pair in part.pairs]
+    return [pair for part in state_parts(state) if isinstance(part, Dict) for pair in part.pairs]
+
+
+def state_parts(state: Inert) -> tuple[Inert, ...]:
+    """Return the two parts of a ``(dict, slots)`` tuple, or the state itself."""
+    return state if type(state) is tuple and len(state) == 2 else (state,)
 
 
 def lookup(pairs: Pairs, key: str) -> Inert:
@@ -319,26 +313,19 @@ def children(node: Inert) -> Iterator[tuple[Inert, Inert]]:
     elif isinstance(node, PersistentId):
         yield "pid", node.pid
     elif isinstance(node, Call):
-        yield from _call_children(node)
-
-
-def _call_children(node: Call) -> Iterator[tuple[Inert, Inert]]:
-    pairs = mapping_pairs(node)
-    if pairs is not None:
-        yield from pairs
-    elif isinstance(node.args, tuple):
-        yield from enumerate(node.args)
-    else:
-        yield "args", node.args
-    if node.kwargs is not None:
-        yield "kwargs", node.kwargs
-    if node.items is not None:
-        yield from enumerate(node.items)
-    if node.state is not None:
-        attributes = attribute_pairs(node)
-        if attributes:
+        pairs = mapping_pairs(node)
+        if pairs is not None:
+            yield from pairs
+        elif isinstance(node.args, tuple):
+            yield from enumerate(node.args)
+        else:
+            yield "args", node.args
+        if node.kwargs is not None:
+            yield "kwargs", node.kwargs
+        yield from enumerate(node.items or ())
+        if attributes := attribute_pairs(node):
             yield from attributes
-        elif not isinstance(node.state, Dict):
+        elif node.state is not None and not isinstance(node.state, Dict):
             yield "state", node.state
 
 

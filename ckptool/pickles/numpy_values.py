@@ -129,24 +129,21 @@ def as_numpy_writes_it(wrapper: Call) -> Call:
     return made
 
 
-class ElementType(NamedTuple):
-    """The size of a dtype's elements in bytes, and whether they are Python objects."""
-
-    itemsize: int
-    has_objects: bool
+_OBJECTS: Final = -1
+"""In place of the size of elements: they are Python objects."""
 
 
-def dtype_of(node: Inert) -> ElementType | None:
-    """Return the element type of a dtype; None if the node is not a dtype, or its size is not known."""
+def _itemsize(node: Inert) -> int | None:
+    """Return the size of a dtype's elements in bytes, or _OBJECTS; None if it is not known, or the node not a dtype."""
     code, _ = _dtype(node)
     state = node.state if isinstance(node, Call) and isinstance(node.state, tuple) else ()
-    flags = state[7] if len(state) > 7 and isinstance(state[7], int) else 0
     if code[:1] == "O" or _is_numpy(node, "_convert_to_stringdtype_kwargs", _INTERNAL):
-        return ElementType(8, has_objects=True)
+        return _OBJECTS
     itemsize = state[5] if len(state) > 5 and _is_size(state[5]) else None
     if itemsize is None and code[1:].isdecimal() and len(code) < 12:  # the length of text is in the state
         itemsize = int(code[1:])
-    return None if itemsize is None else ElementType(itemsize, has_objects=bool(flags & 1))
+    has_objects = len(state) > 7 and isinstance(state[7], int) and state[7] & 1
+    return _OBJECTS if itemsize is not None and has_objects else itemsize
 
 
 def shape_of(node: Inert) -> tuple[int, ...] | None:
@@ -224,26 +221,21 @@ def take_elements(machine: Machine, built: Call) -> Inert:
     if not is_wrapper(built):
         return built
     fields = nodes.state_pairs(built.state)
-    dtype, shape = dtype_of(nodes.lookup(fields, "dtype")), shape_of(nodes.lookup(fields, "shape"))
-    if dtype is None or shape is None:
+    itemsize, shape = _itemsize(nodes.lookup(fields, "dtype")), shape_of(nodes.lookup(fields, "shape"))
+    if itemsize is None or shape is None:
         raise machine.malformed("an array of joblib without its shape or its type")
-    if dtype.has_objects:
-        return _nested(machine)
+    if itemsize == _OBJECTS:  # the elements are a pickle of their own
+        inner = (read_as_far if machine.follows_python else read_pickle)(machine.source, machine.position)
+        machine.add(inner)
+        if inner.broken is not None:
+            raise machine.malformed(inner.broken)
+        machine.skip(inner.end - machine.position, opcodes=True)
+        return inner.root
     if nodes.lookup(fields, "numpy_array_alignment_bytes") is not None:
         machine.skip(1 + machine.peek())
-    nbytes = prod(shape) * dtype.itemsize
+    nbytes = prod(shape) * itemsize
     if nbytes >= _LARGEST:
         raise machine.malformed("an array of joblib of a size beyond all measure")
     built.items = [Block(machine.source, machine.position, nbytes)]
     machine.skip(nbytes)
     return built
-
-
-def _nested(machine: Machine) -> Inert:
-    """Return the root of the pickle that follows, an array of objects, and move past it."""
-    inner = (read_as_far if machine.follows_python else read_pickle)(machine.source, machine.position)
-    machine.add(inner)
-    if inner.broken is not None:
-        raise machine.malformed(inner.broken)
-    machine.skip(inner.end - machine.position, opcodes=True)
-    return inner.root

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ckptool.errors import Failure, LimitExceeded, MalformedFile, UnsafePickle
 from ckptool.pickles.machine import FIRST, Machine, NeedMore, OnBuild
 from ckptool.pickles.machine import Pickle as Pickle
-from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown
+from ckptool.pickles.nodes import NO_ITEMS, Call, Dict, Global, Inert, Pairs, PersistentId, Set, Unknown, state_parts
 from ckptool.sources.source import Source
 
 if TYPE_CHECKING:
@@ -493,7 +493,7 @@ def op_build(machine: Machine) -> None:
 
 def _sets_nothing(state: Inert) -> bool:
     """Return whether a state is empty for Python whatever object gets it: itself, or both parts of a pair."""
-    for part in state if type(state) is tuple and len(state) == 2 else (state,):
+    for part in state_parts(state):
         held = part.pairs if type(part) is Dict else part.items if type(part) is Set else part
         if isinstance(held, (Call, *_OUTSIDE)) or held:
             return False

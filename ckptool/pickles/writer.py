@@ -67,7 +67,7 @@ class _Step:
 
     __slots__ = ("argument", "do")
 
-    def __init__(self, do: Callable[[_Writer, Inert], None], argument: Inert) -> None:
+    def __init__(self, do: Callable[[_Writer, Inert], object], argument: Inert) -> None:
         self.do = do
         self.argument = argument
 
@@ -130,9 +130,6 @@ class _Writer:
     def _then(self, *steps: Inert) -> None:
         self._todo.extend(reversed(steps))
 
-    def _raw(self, data: Inert) -> None:
-        self._add(data)
-
     def _batches(self, rest: tuple[Iterator[Iterable[Inert]], _Step]) -> None:
         """Write the items of a container in batches, each between a mark and the opcode that adds them."""
         batches, closing = rest
@@ -144,7 +141,7 @@ class _Writer:
             self._add(self._put(key))
 
     def _get(self, index: int) -> None:
-        self._add(_encode_get(index))
+        self._add(b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index))
 
     def _put(self, key: object) -> bytes:
         index = self._memo[key] = len(self._memo)
@@ -191,9 +188,6 @@ class _Writer:
             except UnicodeEncodeError:
                 raise _NeedsProtocol4 from None
         self._remember((value.module, value.name))
-
-    def _persistent_id(self, value: PersistentId, _key: int) -> None:
-        self._then(value.pid, _PERSID)
 
     def _tuple(self, value: tuple[Inert, ...], key: int) -> None:
         if not value:
@@ -316,7 +310,8 @@ _SUBSTITUTED = frozenset({Call, Dict, PersistentId})
 """Types of nodes that may be substituted."""
 
 _MARK, _APPENDS, _SETITEMS, _ADDITEMS, _PERSID, _REDUCE, _NEWOBJ, _NEWOBJ_EX, _BUILD = (
-    _Step(_Writer._raw, opcode) for opcode in (b"(", b"e", b"u", b"\x90", b"Q", b"R", b"\x81", b"\x92", b"b")
+    _Step(lambda writer, opcode: writer._add(opcode), opcode)
+    for opcode in (b"(", b"e", b"u", b"\x90", b"Q", b"R", b"\x81", b"\x92", b"b")
 )
 
 _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
@@ -331,13 +326,8 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     Global: _Writer._global,
     Call: _Writer._call,
     PlainTensor: _Writer._plain_tensor,
-    PersistentId: _Writer._persistent_id,
+    PersistentId: lambda writer, value, _key: writer._then(value.pid, _PERSID),
 }
-
-
-def _encode_get(index: int) -> bytes:
-    """Return the opcode that gets the value of a memo index."""
-    return b"h" + bytes([index]) if index < 256 else pack("<cI", b"j", index)
 
 
 def _encode_int(value: int) -> bytes:

@@ -122,17 +122,17 @@ class BoxIndex:
     def __init__(self, boxes: Sequence[Box]) -> None:
         self._boxes = boxes
         size = max(8, isqrt(len(boxes)))
-        groups = [(start, boxes[start : start + size]) for start in range(0, len(boxes), size)]
-        self._groups = [(start, start + len(group), _hull(group)) for start, group in groups]
+        self._groups = [
+            (start, start + size, _hull(boxes[start : start + size])) for start in range(0, len(boxes), size)
+        ]
 
     def meeting(self, box: Box) -> Iterator[tuple[int, Box]]:
         """Yield the index of each box that intersects ``box``, in order, and the intersection."""
         for start, stop, hull in self._groups:
             if len(self._groups) > 1 and intersection(hull, box) is None:
                 continue
-            for index in range(start, stop):
-                found = intersection(self._boxes[index], box)
-                if found is not None:
+            for index, own in enumerate(self._boxes[start:stop], start):
+                if (found := intersection(own, box)) is not None:
                     yield index, found
 
 
@@ -278,16 +278,9 @@ class PiecesSource(Source):
             CkptoolError: It cannot be read.
         """
         infos = self._known()
-        known = infos.get(index)
-        return infos.setdefault(index, self._opened(self.pieces[index])) if known is None else known
-
-    def _known(self) -> dict[int, TensorInfo]:
-        """Return the dict of opened pieces, which is made on first use: most tensors never need one."""
-        if self._infos is None:
-            self._infos = {}
-        return self._infos
-
-    def _opened(self, piece: Piece) -> TensorInfo:
+        if index in infos:
+            return infos[index]
+        piece = self.pieces[index]
         found = piece.open()
         if len(piece.sizes) == 1 and found.numel == piece.numel and found.is_contiguous:
             found = found._replace(shape=piece.sizes, stride=(1,))
@@ -301,7 +294,13 @@ class PiecesSource(Source):
         if found.nbytes > allowed:
             what = f"{self._place(piece)} repeats {found.storage.nbytes:,} bytes into {found.nbytes:,}"
             raise LimitExceeded(what, needed=found.nbytes, actual=allowed)
-        return found
+        return infos.setdefault(index, found)
+
+    def _known(self) -> dict[int, TensorInfo]:
+        """Return the dict of opened pieces, which is made on first use: most tensors never need one."""
+        if self._infos is None:
+            self._infos = {}
+        return self._infos
 
     def _contradiction(self, piece: Piece, what: str) -> MalformedFile:
         hint = "Get the folder again, from one save."
@@ -382,18 +381,13 @@ class PiecesSource(Source):
             gather(part, self.steps, buffer, begin)
             return
         else:
-            data = self._read(part, under)
+            if under is None:
+                data = memoryview(LazyTensor(self.name, part).read())
+            else:  # a checksum is computed of the bytes as they are stored, so these are read before they are spread
+                ((_, data),) = parts_of_file(under[0], under[1], under[1] + part.nbytes)
             copy_box(data, buffer, begin, list(zip(box[1], row_major(box[1]), self.steps, strict=True)), itemsize)
         if self.sums is not None and info.known_crc32:
             self.sums.add(index, sum(map(mul, inside, row_major(piece.sizes))) * itemsize, data)
-
-    def _read(self, part: TensorInfo, under: tuple[FileSource, int] | None) -> memoryview:
-        """Return the elements of a part of a piece; the thread's next read may overwrite them."""
-        if under is None:
-            return memoryview(LazyTensor(self.name, part).read())
-        file, offset = under
-        ((_, data),) = parts_of_file(file, offset, offset + part.nbytes)
-        return data
 
     def chunks(self) -> Iterator[bytes | bytearray]:
         """
@@ -426,14 +420,14 @@ class PiecesSource(Source):
         Raises:
             DamagedFile: A piece does not match its checksum.
         """
-        for index in () if self.sums is None else self.sums.noted():
+        sums = self.sums or PartChecksums()
+        for index in sums.noted():
             info = self.info(index)
-            storage = info.storage
-            found = self.sums.of(index, info.nbytes) if self.sums is not None else None
-            if found is not None and storage is not None:
-                _compare(found, storage.crc32, self._place(self.pieces[index]))
+            found = sums.of(index, info.nbytes)
+            if found is not None and info.storage is not None:
+                _compare(found, info.storage.crc32, self._place(self.pieces[index]))
                 if done is not None:
-                    done.add(place_of(storage))
+                    done.add(place_of(info.storage))
 
     def release(self) -> None:
         """

@@ -246,7 +246,12 @@ def _read(info: TensorInfo) -> bytes:
         output = bytearray(info.nbytes)
         gather(info._replace(storage=in_memory(storage)), row_major(info.shape), memoryview(output), 0)
         data = bytes(output)
-    return _resolve(info, data)
+    unit = info.dtype.swap_nbytes
+    if storage.big_endian and unit > 1:
+        data = swapped(data, unit)
+    if info.conj:
+        data = _flip_signs(data, [False, True], unit)
+    return _flip_signs(data, [True], unit) if info.neg else data
 
 
 def gather(info: TensorInfo, steps: Sequence[int], target: memoryview, at: int) -> None:
@@ -280,13 +285,13 @@ def _gather(source: Source, offset: int, dims: Dims, itemsize: int, target: memo
     span = itemsize * (1 + sum((size - 1) * step for size, step, _ in dims))
     most = min(_MOST_NBYTES, _PER_READ_NBYTES * count // _run(dims))
     under = file_under(source, offset)
-    if under is None and span <= max(_SPAN_NBYTES, 4 * itemsize * count, most):
-        copy_box(memoryview(source.read(offset, span)), target, at, dims, itemsize)
-        return
-    if under is not None and span <= PIECE_NBYTES:
-        piece = _PIECE.view[:span]
-        under[0].read_into(under[1], piece)
-        copy_box(piece, target, at, dims, itemsize)
+    if span <= (PIECE_NBYTES if under is not None else max(_SPAN_NBYTES, 4 * itemsize * count, most)):
+        if under is None:
+            data = memoryview(source.read(offset, span))
+        else:
+            data = _PIECE.view[:span]
+            under[0].read_into(under[1], data)
+        copy_box(data, target, at, dims, itemsize)
         return
     axis = max(range(len(dims)), key=lambda axis: dims[axis][1])
     (size, step, to), others = dims[axis], dims[:axis] + dims[axis + 1 :]
@@ -334,18 +339,6 @@ def copy_box(source: memoryview, target: memoryview, at: int, dims: Dims, itemsi
                 row = memoryview(source[first : first + 1].tobytes() * size).cast(CODES[unit])
             target[out : out + (size - 1) * to + 1 : to] = row
             first, out = first + skip, out + skip_to
-
-
-def _resolve(info: TensorInfo, data: bytes) -> bytes:
-    """Return the stored bytes with byte order, conjugate and negative bits applied."""
-    unit = info.dtype.swap_nbytes
-    if info.storage is not None and info.storage.big_endian and unit > 1:
-        data = swapped(data, unit)
-    if info.conj:
-        data = _flip_signs(data, [False, True], unit)
-    if info.neg:
-        data = _flip_signs(data, [True], unit)
-    return data
 
 
 def swapped(data: bytes, unit: int) -> bytes:

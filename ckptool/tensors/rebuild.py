@@ -47,15 +47,12 @@ Parts: TypeAlias = tuple[tuple[str, TensorInfo], ...]
 _LONGEST_LAYOUT: Final = 64
 
 
-def _nothing(_: object) -> None:
-    return None
-
-
 class Rebuilder:
     """Recognises the tensors of one pickle. The same node gives the same ``TensorInfo``, so ties stay ties."""
 
-    def __init__(self, resolve: Resolve = _nothing, nested: Nested = _nothing) -> None:
-        self._resolve = resolve
+    def __init__(self, resolve: Resolve = lambda _: None, nested: Nested = lambda _: None) -> None:
+        self.resolve = resolve
+        """Returns the storage or tensor of a persistent id, or None if it is neither."""
         self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
         self._others: dict[int, Global] = {}
@@ -166,14 +163,10 @@ class Rebuilder:
         if self._parts_left < 0:
             raise LimitExceeded(f"tensors with more than {TENSOR_PARTS:,} parts and attributes", actual=TENSOR_PARTS)
 
-    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
-        """Return the storage or tensor of a persistent id, or None if it is neither."""
-        return self._resolve(pid)
-
     def storage(self, node: Inert) -> TypedStorage | None:
         """Return the storage that ``node`` refers to, or None if it refers to none."""
         if isinstance(node, PersistentId):
-            found = self._resolve(node.pid)
+            found = self.resolve(node.pid)
             return found if isinstance(found, TypedStorage) else None
         if isinstance(node, Call) and isinstance(node.func, Global) and isinstance(node.args, tuple):
             named = (node.func.module, node.func.name)
@@ -188,7 +181,7 @@ class Rebuilder:
         if self._depth == TENSOR_DEPTH:
             raise malformed_tensor(f"tensors inside tensors, more than {TENSOR_DEPTH} deep")
         if isinstance(node, PersistentId):
-            found = self._resolve(node.pid)
+            found = self.resolve(node.pid)
             return found if isinstance(found, TensorInfo) else None
         func = nodes.partial_of(node.func) if isinstance(node.func, Call) else node.func
         if not isinstance(func, Global):
@@ -202,15 +195,15 @@ class Rebuilder:
                 return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
             finally:
                 self._depth -= 1
-        if is_tensor_class(func):
-            return self._old_tensor(node)
+        if is_tensor_class(
+            func
+        ):  # torch.FloatTensor, made by NEWOBJ, gets (storage, offset, size, stride) as its state
+            if isinstance(node.state, tuple) and len(node.state) == 4:
+                return self._strided(*node.state, None)
+            return None
         return self._array(node) if self._takes_arrays else None
 
     # One method for each form in which torch writes a tensor. ``args`` are the pickle's, with None for missing ones.
-
-    def _v1(self, _: Call, args: Args) -> TensorInfo:
-        storage, offset, size, stride, *_rest = args
-        return self._strided(storage, offset, size, stride, None)
 
     def _v2(self, call: Call, args: Args) -> TensorInfo:
         storage, offset, size, stride, requires_grad, _hooks, metadata, *_rest = args
@@ -232,7 +225,7 @@ class Rebuilder:
         dtype: DType | None = None,
         metadata: Inert = None,
     ) -> TensorInfo:
-        found = self._resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
+        found = self.resolve(storage.pid) if type(storage) is PersistentId else self.storage(storage)
         if not isinstance(found, TypedStorage):
             raise malformed_tensor("a tensor without a storage")
         ref, of_storage = found
@@ -270,12 +263,6 @@ class Rebuilder:
     def _variable(self, node: Call, args: Args) -> TensorInfo | None:
         info = self._parameter(node, args)
         return None if info is None else info._replace(kind=None)
-
-    def _old_tensor(self, node: Call) -> TensorInfo | None:
-        """``torch.FloatTensor`` made by NEWOBJ and given ``(storage, offset, size, stride)`` as its state."""
-        if isinstance(node.state, tuple) and len(node.state) == 4:
-            return self._strided(*node.state, None)
-        return None
 
     def _quantized(self, _: Call, args: Args) -> TensorInfo:
         """A tensor of integers with its scheme."""
@@ -403,7 +390,7 @@ _PLAIN_CLASSES = {
 _Rule: TypeAlias = "Callable[[Rebuilder, Call, Args], TensorInfo | None]"
 
 _RULES: dict[tuple[str, str], _Rule] = {
-    ("torch._utils", "_rebuild_tensor"): Rebuilder._v1,
+    ("torch._utils", "_rebuild_tensor"): Rebuilder._v2,  # without what v2 added
     ("torch._utils", "_rebuild_tensor_v2"): Rebuilder._v2,
     ("torch._utils", "_rebuild_tensor_v3"): Rebuilder._v3,
     ("torch._utils", "_rebuild_parameter"): Rebuilder._parameter,

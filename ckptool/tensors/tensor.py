@@ -253,6 +253,11 @@ def malformed_tensor(what: str) -> MalformedFile:
 
 
 _SHORT: Final = 256
+# As in torch, only the last component of the class's name counts: old files have torch.cuda.FloatStorage.
+_BY_CLASS: Final = {
+    **dtypes.BY_STORAGE_CLASS,
+    **dict.fromkeys(("UntypedStorage", "_UntypedStorage"), dtypes.BY_NAME["uint8"]),
+}
 
 
 class View(NamedTuple):
@@ -300,12 +305,19 @@ def storage_id(pid: Inert) -> StorageId | None:
         raise MalformedFile("a storage whose key, location or size is of the wrong kind", kind="malformed-storage")
     if len(key) + len(location) > _SHORT:
         refuse_long("a storage's key or device tag", key, location)
-    dtype = dtypes.BY_STORAGE_CLASS.get(cls.name) if type(cls) is Global else None
+    found = cls if type(cls) is Global else nodes.global_of(cls)
+    dtype = _BY_CLASS.get(found.name) if found is not None else None
     if dtype is None:
-        dtype = _dtype(cls)
-    itemsize = dtype.itemsize
-    view = None if len(pid) == 5 else _view(pid[5], itemsize)
-    return StorageId(dtype, key, location, numel * itemsize, view)
+        raise UnsupportedFeature(f"storage class {nodes.class_name(cls)} is not known", kind="storage-class")
+    view = None
+    if len(pid) > 5 and pid[5] is not None:
+        view = pid[5]
+        if not (
+            isinstance(view, tuple) and len(view) == 3 and isinstance(view[0], str) and all(map(is_size, view[1:]))
+        ):
+            raise MalformedFile("a storage view of the wrong kind", kind="malformed-storage")
+        view = View(view[0], view[1] * dtype.itemsize, view[2] * dtype.itemsize)
+    return StorageId(dtype, key, location, numel * dtype.itemsize, view)
 
 
 def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
@@ -328,21 +340,3 @@ def unify(seen: TypedStorage, again: TypedStorage) -> TypedStorage:
 
 def _describe(storage: TypedStorage) -> str:
     return f"{storage.dtype}, {storage.ref.nbytes:,} bytes on {storage.ref.location!r}"
-
-
-def _dtype(cls: Inert) -> DType:
-    found = cls if isinstance(cls, Global) else nodes.global_of(cls)
-    # As in torch, only the last component of the class's name counts: old files have torch.cuda.FloatStorage.
-    if found is not None and found.name in dtypes.BY_STORAGE_CLASS:
-        return dtypes.BY_STORAGE_CLASS[found.name]
-    if found is not None and found.name in ("UntypedStorage", "_UntypedStorage"):
-        return dtypes.BY_NAME["uint8"]
-    raise UnsupportedFeature(f"storage class {nodes.class_name(cls)} is not known", kind="storage-class")
-
-
-def _view(view: Inert, itemsize: int) -> View | None:
-    if view is None:
-        return None
-    if not (isinstance(view, tuple) and len(view) == 3 and isinstance(view[0], str) and all(map(is_size, view[1:]))):
-        raise MalformedFile("a storage view of the wrong kind", kind="malformed-storage")
-    return View(view[0], view[1] * itemsize, view[2] * itemsize)

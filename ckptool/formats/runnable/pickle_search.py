@@ -253,7 +253,11 @@ class Search:
         if compression is not None:
             self._compressed(SliceSource(source, begin, source.nbytes - begin), compression, where)
         elif is_zstandard:
-            self._zstandard(source, where)
+            try:
+                unpacked = unpack(source.read(0, source.nbytes), self._left())
+            except MissingPackage as error:
+                raise UnsupportedFeature(_UNPACKABLE, kind=_PACKED) from error
+            self._unpacked(unpacked, source, where)
         else:
             self._tar(source, where)
         return not head.startswith(NUMPY)
@@ -284,13 +288,6 @@ class Search:
                 raise wrong
             finally:
                 del wrong  # else each would keep the other, and what was unpacked, until the next collection
-
-    def _zstandard(self, source: Source, where: Place) -> None:
-        try:
-            content = unpack(source.read(0, source.nbytes), self._left())
-        except MissingPackage as error:
-            raise UnsupportedFeature(_UNPACKABLE, kind=_PACKED) from error
-        self._unpacked(content, source, where)
 
     def _zip(self, source: Source, where: Place, *, is_all: bool = True) -> None:
         try:
@@ -487,7 +484,7 @@ class Search:
                     stop = end_of_stream(source, legacy_at, self.limits)
                     at, is_marked = max(end, stop), is_marked and stop > 0
                 except Failure as error:
-                    self.miss(f"{_byte(where.record, legacy_at)}: {error.message}")
+                    self.miss(f"{where.record}{', ' if where.record else ''}byte {legacy_at:,}: {error.message}")
             left = max(0, left - 1)
 
     def _unread(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> int:
@@ -578,7 +575,3 @@ class Search:
             shown = verdict.shown() if shown is None else shown
             said = (verdict.name, shown, verdict.why)
             self.acts[key] = Act(verdict.grade, verdict.how, *said, where.record, offset, where.nested_at)
-
-
-def _byte(record: str, at: int) -> str:
-    return f"{record}, byte {at:,}" if record else f"byte {at:,}"

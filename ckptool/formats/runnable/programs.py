@@ -43,7 +43,6 @@ from ckptool.sources.source import Source
 _MOST_READ: Final = 1 << 28
 """Bytes of programs that are inspected in one archive."""
 _MOST_ACTS: Final = 100
-_PACKAGE: Final = "/.data/extern_modules"
 _EXPORTED: Final = ("/archive_format", "/serialized_exported_program.json")
 EXPORTED: Final = "an exported program"
 _GRAPHS: Final = "/models/"
@@ -76,7 +75,7 @@ def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
     names = [name for name, _, _ in members]
     ends = [f"/{name}".lower() for name in names]
     is_exported = any(one.endswith(_EXPORTED) for one in ends)
-    if any(one.endswith(_PACKAGE) for one in ends):
+    if any(one.endswith("/.data/extern_modules") for one in ends):
         yield from _sources(names, record)
     elif any(
         one.endswith("/constants.pkl") or _reader(one, is_exported=False) in (of_source, of_byte_code) for one in ends
@@ -265,8 +264,6 @@ def _opens_files(library: str, operator: str) -> bool:
 _LONGEST_FORMULA: Final = 1 << 14
 _FREE: Final = words("stack_trace nn_module_stack torch_fn from_node custom as_string as_strings")
 """Keys of texts that torch only keeps, or passes to operators unchanged."""
-_NAMES: Final = ("name", "as_name", "forward_arg_names")
-"""Keys of names of values, which become variables."""
 _PLAIN: Final = re.compile(r"[\w .:/@+*-]*").fullmatch
 """Any other text: names, some of which torch writes into source code that it compiles. It can call nothing."""
 _TARGET: Final = re.compile(
@@ -294,15 +291,11 @@ _FUNCTIONS: Final = words(
 """No roots and angles of sympy's own, which it can take very long to compare: torch has names for these."""
 _POWERS: Final = words("Pow PowByNatural FloatPow LShift RShift")
 _PRODUCTS: Final = words("Mul Mult Div Mod PythonMod FloorDiv CleanDiv CeilDiv ModularIndexing IntTrueDiv FloatTrueDiv")
-_NUMBERS: Final = words("Integer Float")
-_ALL_COMPARED: Final = words("Max Min max min")
 _LARGEST: Final = 1 << 128
 _LARGEST_POWER: Final = 64
 """Also the most bits of a number that is not an integer."""
 _MOST_TERMS: Final = 1 << 10
 """For larger numbers, or for more terms, sympy could run forever."""
-_OF_TORCH: Final = ("OpaqueUnaryFn_", "BitwiseFn_")
-"""Prefixes of the names of other functions, for each of which torch makes a class."""
 _METHODS: Final = words("size stride storage_offset dim numel ndimension is_integer bit_length")
 """Methods of tensors and numbers that guards call."""
 
@@ -371,7 +364,10 @@ def _why_of_text(key: str, text: str) -> str | None:
     if key == "source_fn_stack":  # not called, but found by attributes, some of which load libraries
         looked_up = (one for one in re.split("[,;]", text) if one.startswith(_LOOKED_UP))
         return next(filter(None, (reaching(one, one.partition(".")[2]) for one in looked_up)), None)
-    is_plain = text.isidentifier() or not text if key in _NAMES else _PLAIN(text) is not None
+    # Keys of names of values, which become variables.
+    is_plain = (
+        text.isidentifier() or not text if key in ("name", "as_name", "forward_arg_names") else _PLAIN(text) is not None
+    )
     return None if is_plain else EVALUATES
 
 
@@ -408,7 +404,7 @@ def _terms(tree: ast.AST) -> float:
             counts = [(1 + counts[0]) ** exponent if is_small else inf]
         elif name in _PRODUCTS:
             counts = [prod(counts)]
-        elif name in _ALL_COMPARED:
+        elif name in ("Max", "Min", "max", "min"):  # each is compared with each
             counts.append(len(parts) ** 2)
         elif name in ("round", "RoundDecimal"):
             counts += [inf for digits in parts[1:] if _size(digits) > _LARGEST_POWER]
@@ -420,7 +416,7 @@ def _terms(tree: ast.AST) -> float:
 
 def _size(node: ast.AST) -> float:
     """Return the size of a number, or of its precision; infinity for what has to be calculated first."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NUMBERS:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Integer", "Float"):
         values = [*node.args, *(one.value for one in node.keywords)]
         is_short = all(_size(one) <= _LARGEST_POWER for one in values[1:])
         return _size(values[0]) if values and is_short else inf
@@ -444,7 +440,8 @@ def _is_of_formula(node: ast.AST, parent: ast.AST) -> bool:
         return (called == "Float" or isinstance(parent, ast.Compare | ast.Subscript)) and _PLAIN(node.value) is not None
     if isinstance(node, ast.Name):
         if is_called:
-            return node.id in _FUNCTIONS or node.id.startswith(_OF_TORCH)
+            # Besides, torch makes a class for each other function, with one of these prefixes.
+            return node.id in _FUNCTIONS or node.id.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))
         return _SYMBOL(node.id) is not None or (isinstance(parent, ast.Attribute) and node.id in ("math", "torch"))
     if isinstance(node, ast.Attribute):
         base = node.value.id if isinstance(node.value, ast.Name) else ""
