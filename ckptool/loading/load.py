@@ -1,4 +1,9 @@
-"""``load``: the weights of any checkpoint as a state dict of ``torch.Tensor``, on the device that the caller wants."""
+"""
+``load``: the weights of any checkpoint as a state dict of ``torch.Tensor``, on the device that the caller wants.
+
+For one rank's shard of the weights, tensors are cut along a dimension, and only the rank's part is read. A part along
+the first dimension is one range of the file. Along others, its elements are gathered while reading.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,15 @@ from ckptool.checkpoints.completeness import (
 from ckptool.checkpoints.entries import not_averaged
 from ckptool.checkpoints.quantized import CASTABLE, keep, within
 from ckptool.checkpoints.quantized_layouts import TYPES
-from ckptool.checkpoints.weights import NameChanges, Weights, WeightsChoice, choose, left_beside, prepare
+from ckptool.checkpoints.weights import (
+    NameChanges,
+    Weights,
+    WeightsChoice,
+    choose,
+    left_beside,
+    names_matching,
+    prepare,
+)
 from ckptool.errors import (
     CkptoolError,
     IncompleteWeights,
@@ -42,7 +55,6 @@ from ckptool.loading.memory.assembly import Assembly, Cost
 from ckptool.loading.memory.host import Mmap
 from ckptool.loading.memory.placement import MapLocation, placement
 from ckptool.loading.memory.threads import castable
-from ckptool.loading.shard import Shard, share_of
 from ckptool.messages import no_values, show, some
 from ckptool.names import renaming
 from ckptool.pickles.reader import gc_paused
@@ -51,10 +63,15 @@ from ckptool.sources.paths import command_line, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 from ckptool.tensors.payloads import check_storages
+from ckptool.tensors.pieces import in_pieces, packed
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import storages_nbytes
+from ckptool.tensors.tensor import TensorInfo, identity, storages_nbytes
 
 Strip: TypeAlias = Literal["wrappers", "module"] | None
+Cut: TypeAlias = tuple[int, int, int]
+"""The dimension that a tensor is cut along, the number of the rank (from 0), and the number of ranks."""
+Shard: TypeAlias = Mapping[str, Cut]
+"""Cuts, by globs of the names of tensors."""
 
 logger = logging.getLogger("ckptool")
 
@@ -151,7 +168,11 @@ def _taken(
     *,
     breaks_quantized: bool | None,
 ) -> Weights:
-    """Return the weights to load: dense if ``breaks_quantized`` is None, else the shard; if False, check the cast."""
+    """
+    Return the weights to load: dense if ``breaks_quantized`` is None, else the shard.
+
+    If it is False, refuse a cast that breaks quantised weights; without a cast, warn if their scales are not loaded.
+    """
     refuse_broken(chosen.tensors.values())
     infos = {name: one.info for name, one in chosen.tensors.items()}
     if empty := [name for name, info in infos.items() if info.location == "meta" and info.storage is None]:
@@ -164,9 +185,60 @@ def _taken(
             raise ValueError("dequantize= makes whole weights: it cannot be combined with shard=")
         return dense(checkpoint, chosen, dtype)
     taken = share_of(chosen, shard)
-    if not breaks_quantized:
-        _check_quantized(checkpoint, taken, dtype)
+    tensors = taken.tensors.values()
+    if not breaks_quantized and (dtype is not None or any(one.info.dtype.name in TYPES for one in tensors)):
+        head = f"{taken.state_dict.key}." if taken.state_dict.key else ""
+        others = {head + taken.old_names[name] for name in taken.others}
+        left = ((one, cast_of(one, dtype)) for one in tensors)
+        refuse_broken_quantized(checkpoint, left, others, dtype, warns=dtype is None)
     return taken
+
+
+def share_of(weights: Weights, shard: Shard | None) -> Weights:
+    """
+    Return weights in which each tensor that is cut is replaced by the rank's part of it.
+
+    Raises:
+        UnsupportedFeature: A tensor cannot be cut: it lacks the dimension, equal parts, or plain elements.
+        ValueError: There is no such rank, or two globs that match a name give different cuts.
+        WeightsNotFound: A glob matches no name.
+    """
+    cuts: dict[str, Cut] = {}
+    for glob, cut in (shard or {}).items():
+        _, rank, world = cut
+        if not 0 <= rank < world:
+            raise ValueError(f"shard[{glob!r}] is (dimension, rank, ranks), and has rank {rank} of {world}")
+        for name in names_matching("shard", glob, list(weights.tensors)):
+            if cuts.setdefault(name, cut) != cut:
+                raise ValueError(f"shard says {cut} of {name!r} for {glob!r}, and {cuts[name]} for another glob")
+    parts: dict[object, TensorInfo] = {}  # tied tensors stay tied
+    tensors = dict(weights.tensors)
+    for name, cut in cuts.items():
+        key = identity(tensors[name].info), cut
+        if key not in parts:
+            parts[key] = _part(tensors[name], *cut)
+        tensors[name] = LazyTensor(tensors[name].name, parts[key])
+    return weights._replace(tensors=tensors)
+
+
+def _part(tensor: LazyTensor, dim: int, rank: int, world: int) -> TensorInfo:
+    """Return the facts of one rank's part of a tensor, as if it were stored by itself."""
+    shape = list(tensor.shape)
+    if not -len(shape) <= dim < len(shape):
+        raise _uneven(tensor, f"has no dimension {dim}: its shape is {shape}")
+    rows, left = divmod(shape[dim], world)
+    if left:
+        fact = f"{shape[dim]:,} = {world:,} * {rows:,} + {left:,}"
+        raise _uneven(tensor, f"{shape} has no {world:,} equal parts along dimension {dim}: {fact}")
+    info = tensor[(*[slice(None)] * (dim % len(shape)), slice(rank * rows, (rank + 1) * rows))].info
+    if info.is_contiguous or info.storage is None:
+        return info
+    whole = in_pieces(info.storage.key, info.shape, info.dtype, packed(info, tensor.name), info.location)
+    return whole._replace(requires_grad=info.requires_grad, kind=info.kind, subclass=info.subclass)
+
+
+def _uneven(tensor: LazyTensor, fact: str) -> UnsupportedFeature:
+    return UnsupportedFeature(f"tensor {tensor.name!r} {fact}", kind="uneven-shard", hint="Cut it in another way.")
 
 
 def dense(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> Weights:
@@ -204,16 +276,6 @@ def predict_memory(
     with opened(source, limits) as checkpoint:
         chosen = share_of(chosen_weights(checkpoint, key, weights, "wrappers").part(include, prefix), shard)
         return Assembly(place, mmap=mmap, dtype=dtype).cost(chosen.tensors)
-
-
-def _check_quantized(checkpoint: Checkpoint, chosen: Weights, dtype: torch.dtype | None) -> None:
-    """Refuse a cast that breaks quantised weights; without a cast, warn if their scales are not loaded with them."""
-    tensors = chosen.tensors.values()
-    if dtype is not None or any(one.info.dtype.name in TYPES for one in tensors):
-        head = f"{chosen.state_dict.key}." if chosen.state_dict.key else ""
-        others = {head + chosen.old_names[name] for name in chosen.others}
-        left = ((one, cast_of(one, dtype)) for one in tensors)
-        refuse_broken_quantized(checkpoint, left, others, dtype, warns=dtype is None)
 
 
 def refuse_broken_quantized(
@@ -337,26 +399,19 @@ def torch_state_dict(
     if others:  # packed parameters, extra state
         entries = OrderedDict((name, made[name] if name in made else others[name]) for name in weights.names)
     unmade = {name: value for name, value in others.items() if isinstance(value, UnsupportedFeature)}
-    if not allow_missing:
-        _refuse_tensors_in(checkpoint, weights, unmade)
-    for name, value in unmade.items():
-        logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, show(value.message))
-        del entries[name]
-    if weights.modules:
-        entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]
-    return entries
-
-
-def _refuse_tensors_in(checkpoint: Checkpoint, weights: Weights, unmade: Mapping[str, UnsupportedFeature]) -> None:
-    """Raise IncompleteWeights if an entry that only code could make holds tensors."""
-    key = weights.state_dict.key
-    for name, value in unmade.items():
-        head = f"{key}.{weights.old_names[name]}" if key else weights.old_names[name]
-        node = weights.others[name]
-        if any(one.startswith(f"{head}.") for one in checkpoint.tensors) or holds_storage(checkpoint.rebuilder, node):
+    key = f"{weights.state_dict.key}." if weights.state_dict.key else ""
+    for name, value in unmade.items() if not allow_missing else ():
+        head, node = f"{key}{weights.old_names[name]}.", weights.others[name]
+        if any(one.startswith(head) for one in checkpoint.tensors) or holds_storage(checkpoint.rebuilder, node):
             error = IncompleteWeights(
                 f"entry {name!r} holds tensors in {value.message}, which only code can make",
                 hint="To go on without such entries, say `allow_missing=True`.",
             )
             error.missing = tuple(unmade)
             raise error
+    for name, value in unmade.items():
+        logger.warning("%s: entry %r is left out: it holds %s", checkpoint.path, name, show(value.message))
+        del entries[name]
+    if weights.modules:
+        entries._metadata = OrderedDict(weights.modules)  # type: ignore[attr-defined]
+    return entries

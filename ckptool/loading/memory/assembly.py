@@ -151,7 +151,18 @@ class Assembly:
         """Return what ``tensors`` would need; nothing is allocated."""
         for name, tensor in wanted.items():
             self._note(name, tensor.info)
-        return self._cost()
+        blocks = self._open_blocks()
+        needed, mapped = self._needed(blocks)
+        device = sum(nbytes for where, nbytes in needed.items() if where.type not in ("cpu", "meta"))
+        uncast = {
+            id(block): block.nbytes
+            for block in blocks
+            if self._cast_of(block) is not None
+            and not (self._place.device(block.root.location).type == "cpu" and self._is_mapped(block))
+        }
+        passing = max(sum(uncast.get(id(block), 0) for block in batch) for batch in self._batches(blocks))
+        staging = DeviceMemory.STAGING_NBYTES if device else 0
+        return Cost(needed.get(CPU, 0), mapped, device, passing + staging)
 
     def _mapped_views(self, wanted: Mapping[str, LazyTensor]) -> dict[str, torch.Tensor]:
         """Return the tensors that are plain views of mapped storages. Most are, so this loop has to be fast."""
@@ -229,37 +240,21 @@ class Assembly:
     def _open_blocks(self) -> list[_Block]:
         return [block for block in self._blocks.values() if block.types and block.memory is None]
 
-    def _cost(self) -> Cost:
-        blocks = self._open_blocks()
-        needed, mapped = self._needed(blocks)
-        device = sum(nbytes for where, nbytes in needed.items() if where.type not in ("cpu", "meta"))
-        uncast = max(sum(map(self._uncast_nbytes, batch)) for batch in self._batches(blocks))
-        staging = DeviceMemory.STAGING_NBYTES if device else 0
-        return Cost(needed.get(CPU, 0), mapped, device, uncast + staging)
-
     def _needed(self, blocks: list[_Block]) -> tuple[dict[torch.device, int], int]:
         """Return the bytes that each device needs once the blocks are loaded, and the number of mapped bytes."""
         needed: dict[torch.device, int] = {}
         mapped = 0
         for block in blocks:
-            device = self._place.device(block.root.location)
-            if device == CPU and self._cast_of(block) is None and self._is_mapped(block):
+            device, target = self._place.device(block.root.location), self._cast_of(block)
+            if device == CPU and target is None and self._is_mapped(block):
                 mapped += block.nbytes
             else:
-                needed[device] = needed.get(device, 0) + self._final_nbytes(block)
+                nbytes = block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
+                needed[device] = needed.get(device, 0) + nbytes
         return needed, mapped
 
     def _is_mapped(self, block: _Block) -> bool:
         return self._host.can_map(block.root.source, block.root.offset + block.first, block.itemsize)
-
-    def _final_nbytes(self, block: _Block) -> int:
-        target = self._cast_of(block)
-        return block.nbytes if target is None else block.nbytes // block.itemsize * target.itemsize
-
-    def _uncast_nbytes(self, block: _Block) -> int:
-        """Return the bytes of memory that a storage needs until it is cast."""
-        is_free = self._place.device(block.root.location).type == "cpu" and self._is_mapped(block)
-        return 0 if is_free or self._cast_of(block) is None else block.nbytes
 
     def _check_room(self) -> None:
         needed, _ = self._needed(self._open_blocks())
@@ -283,9 +278,11 @@ class Assembly:
             for block in each(batch, self.cancellation):
                 if self._verify and isinstance(block.source, PiecesSource):
                     block.source = block.source.checked()
-                block.memory = self._memory(block).take(
-                    block.source, block.root.offset + block.first, block.nbytes, block.itemsize
-                )
+                device = self._place.device(block.root.location)
+                if device not in self._memories:
+                    self._memories[device] = DeviceMemory(device)
+                offset = block.root.offset + block.first
+                block.memory = self._memories[device].take(block.source, offset, block.nbytes, block.itemsize)
             for memory in self._memories.values():
                 memory.fill(meter.read)
             for block in batch:
@@ -308,12 +305,6 @@ class Assembly:
                 batch, held = [], 0
         yield batch
 
-    def _memory(self, block: _Block) -> Memory:
-        device = self._place.device(block.root.location)
-        if device not in self._memories:
-            self._memories[device] = DeviceMemory(device)
-        return self._memories[device]
-
     def _cast_of(self, block: _Block) -> torch.dtype | None:
         """Return the type that a storage is cast to as a whole, so that tensors still share it; None if it is not."""
         only = next(iter(block.types)) if len(block.types) == 1 else None
@@ -322,15 +313,21 @@ class Assembly:
 
     def _finish(self, block: _Block) -> None:
         """Convert a storage that was read: to the machine's byte order, the user's device, and the requested type."""
-        memory = block.memory
+        memory, root, source = block.memory, block.root, block.source
         if memory is None or not memory.numel():
             return
-        if self._verify:
-            self._compare(block.root, block.source, memory)
-        if block.root.big_endian and not memory.is_meta:
+        if self._verify and isinstance(source, PiecesSource):
+            source.compare(self._verified)
+            source.check(self._verified)
+        elif self._verify and root.crc32 and checksum_in_memory(buffer_of(memory), self.cancellation) != root.crc32:
+            raise DamagedFile(
+                f"storage {root.key!r} of {root.nbytes:,} bytes does not match its checksum",
+                hint="Download the file again.",
+            )
+        if root.big_endian and not memory.is_meta:
             _swap_bytes(memory, block)
         if self._place.mover is not None:
-            block.memory = memory = moved_by(self._place.mover, memory, block.root.location)
+            block.memory = memory = moved_by(self._place.mover, memory, root.location)
         target = self._cast_of(block)
         if target is not None:
             values = memory[: block.nbytes // block.itemsize * block.itemsize].view(next(iter(block.types)))
@@ -338,17 +335,6 @@ class Assembly:
                 (name, values.as_strided(one.shape, one.stride, _first(block, one))) for name, one in block.tensors
             )
             block.memory, block.cast = cast_tensor(values, target, lambda: views, self._zeroed), target
-
-    def _compare(self, storage: StorageRef, source: Source, memory: torch.Tensor) -> None:
-        """Compare a storage that was read as a whole with its checksum in the file."""
-        if isinstance(source, PiecesSource):
-            source.compare(self._verified)
-            source.check(self._verified)
-        elif storage.crc32 and checksum_in_memory(buffer_of(memory), self.cancellation) != storage.crc32:
-            raise DamagedFile(
-                f"storage {storage.key!r} of {storage.nbytes:,} bytes does not match its checksum",
-                hint="Download the file again.",
-            )
 
     def _build(self, name: str, info: TensorInfo, *, is_scale: bool = False) -> torch.Tensor:
         if info.layout in SPARSE_PARTS or info.layout in QUANTIZED:
