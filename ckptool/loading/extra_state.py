@@ -56,16 +56,16 @@ def values_with_tensors(nodes: Mapping[str, Inert], rebuilder: Rebuilder | None,
         tensor = made.get(str(id(inner)))
         return _torch_constant(inner) if tensor is None else tensor
 
-    def tried(name: str, leaf: Callable[[Inert], Any], packed: Callable[..., Any]) -> Any:
+    def tried(name: str, leaf: Callable[[Inert], Any], packed: Callable[[str, Any], Any]) -> Any:
         try:
-            return plain_value(nodes[name], leaf, assembly.cancellation, packed)
+            return plain_value(nodes[name], leaf, assembly.cancellation, partial(_of_packed, packed))
         except UnsupportedFeature as error:
             return error
 
-    found = {name: tried(name, partial(note, name), _unpacked) for name in nodes}
+    found = {name: tried(name, partial(note, name), lambda _, content: content) for name in nodes}
     made = assembly.tensors(wanted)
     errors = {name: value for name, value in found.items() if isinstance(value, UnsupportedFeature)}
-    return {name: errors.get(name) or tried(name, leaf, _packed) for name in nodes}
+    return {name: errors.get(name) or tried(name, leaf, pack) for name in nodes}
 
 
 def _torch_constant(node: Inert) -> Any:
@@ -97,16 +97,13 @@ _TORCH_CALLS: Final[dict[str, Callable[..., Any]]] = {
 """Functions that make such constants from numbers and text, by their names in pickles."""
 
 
-def _unpacked(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return the state that a packed object was pickled with; what ``no_plain_value`` returns for other nodes."""
+def _of_packed(made: Callable[[str, Any], Any], node: Inert, value: Callable[[Inert], Any]) -> Any:
+    """
+    Return what is ``made`` of a packed object: of its class and the state that it was pickled with; what
+    ``no_plain_value`` returns for other nodes.
+    """
     found = packed_content(node)
-    return no_plain_value(node) if found is None else value(found[1])
-
-
-def _packed(node: Inert, value: Callable[[Inert], Any]) -> Any:
-    """Return a packed object, made of the state it was pickled with; as ``_unpacked`` for other nodes."""
-    found = packed_content(node)
-    return no_plain_value(node) if found is None else pack(found[0], value(found[1]))
+    return no_plain_value(node) if found is None else made(found[0], value(found[1]))
 
 
 def packed_content(node: Inert) -> tuple[str, Inert] | None:

@@ -121,9 +121,13 @@ def plan(
     hint = partial(_hint, model, matched, best, expected, shapes)
     _refuse(matched, missing, expected, shapes, strict=strict, hint=hint)
     targets = tuple(Target(name, tensors[name], found[old]) for name, old in matched.pairs.items())
-    for target in targets:
-        if not target.tensor.is_meta:
-            _check_copy(target)
+    for target in targets:  # torch would refuse the copy halfway, or lose something in it
+        if not target.tensor.is_meta and (reason := why_unlike(target.source.info, target.tensor)):
+            raise UnsupportedFeature(
+                f"tensor {target.source.name!r} {reason}",
+                kind="cannot-copy",
+                hint="Build the model with tensors of the file's kind, or on the meta device.",
+            )
     cast = [(one.name, one.source.info.dtype.name, spelled(one.tensor.dtype)) for one in targets]
     known = {*matched.pairs.values(), *matched.unexpected, *(one.found_name for one in matched.reshaped)}
     return FillPlan(
@@ -298,16 +302,6 @@ def _reshaped(one: matching.Reshaped) -> str:
 
 def _listed(what: str, names: list[str]) -> str:
     return f"{what}: {some(names, _LISTED)}" if names else ""
-
-
-def _check_copy(target: Target) -> None:
-    """Raise UnsupportedFeature if torch would refuse the copy halfway, or lose something in it."""
-    if reason := why_unlike(target.source.info, target.tensor):
-        raise UnsupportedFeature(
-            f"tensor {target.source.name!r} {reason}",
-            kind="cannot-copy",
-            hint="Build the model with tensors of the file's kind, or on the meta device.",
-        )
 
 
 def has_same_bytes(target: torch.Tensor, source: LazyTensor) -> bool:

@@ -52,7 +52,7 @@ from ckptool.formats.json_beside import quantization_among
 from ckptool.limits import DEFAULT_LIMITS, Limits, refuse_repeated
 from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly, Cost
-from ckptool.loading.memory.host import Mmap
+from ckptool.loading.memory.filling import Mmap
 from ckptool.loading.memory.placement import MapLocation, placement
 from ckptool.loading.memory.threads import castable
 from ckptool.messages import no_values, show, some

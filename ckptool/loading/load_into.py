@@ -36,8 +36,7 @@ from ckptool.loading.load import (
     torch_state_dict,
 )
 from ckptool.loading.memory.assembly import Assembly
-from ckptool.loading.memory.device import DeviceMemory
-from ckptool.loading.memory.host import HostMemory, Mmap
+from ckptool.loading.memory.filling import DeviceMemory, HostMemory, Memory, Mmap
 from ckptool.loading.memory.placement import CPU, MapLocation, placement, torch_dtype
 from ckptool.loading.memory.threads import in_own_thread, refuse_overflows
 from ckptool.loading.optimizers import read_optimizer
@@ -141,6 +140,12 @@ def load_into(
     return _logged(report)
 
 
+def _logged(report: LoadReport) -> LoadReport:
+    is_less = report.still_meta or report.tied_apart or not all(map(may_be_missing, report.missing))
+    logger.log(logging.WARNING if is_less else logging.INFO, "%s", report.line)
+    return report
+
+
 def _made(
     checkpoint: Checkpoint, dtype: torch.dtype | None, layout: RequestedRecipe | None, *, dequantize: bool
 ) -> Made:
@@ -151,12 +156,6 @@ def _made(
         return plain if layout is None else layout.applied(checkpoint, plain).weights
 
     return made
-
-
-def _logged(report: LoadReport) -> LoadReport:
-    is_less = report.still_meta or report.tied_apart or not all(map(may_be_missing, report.missing))
-    logger.log(logging.WARNING if is_less else logging.INFO, "%s", report.line)
-    return report
 
 
 @contextmanager
@@ -281,37 +280,30 @@ def _fill(targets: list[Target], mmap: Mmap, progress: Progress | None) -> None:
     """Read or copy tensors of the file into the model's memory."""
     # Two reads into the same memory would race: if a tensor has several sources, the last counts, as for torch.
     targets = list({id(target.tensor): target for target in targets}.values())
-    host, devices = HostMemory(False), dict[torch.device, DeviceMemory]()
+    memories: dict[torch.device, Memory] = {CPU: HostMemory(False)}
     others = []
     for target in targets:
         info, device = target.source.info, target.tensor.device
         storage = info.storage
-        if storage is None or not has_same_bytes(target.tensor, target.source):
+        is_inflated = storage is not None and storage.source.is_compressed and device == CPU
+        if storage is None or is_inflated or not has_same_bytes(target.tensor, target.source):
             others.append(target)
             continue
-        memory = _bytes_of(target.tensor)
+        start = target.tensor.storage_offset() * target.tensor.itemsize
+        memory = torch.empty(0, dtype=torch.uint8, device=device)
+        memory.set_(target.tensor.untyped_storage(), start, (target.tensor.nbytes,), (1,))
         offset = storage.offset + info.storage_offset * info.dtype.itemsize
-        if device != CPU:
-            devices.setdefault(device, DeviceMemory(device)).read_into(storage.source, offset, memory)
-        elif not storage.source.is_compressed:
-            host.read_into(storage.source, offset, memory)
-        else:
-            others.append(target)
+        if device not in memories:
+            memories[device] = DeviceMemory(device)
+        memories[device].read_into(storage.source, offset, memory)
     meter = Meter(progress, sum(target.source.info.nbytes for target in targets))
-    for waiting in (host, *devices.values()):
+    for waiting in memories.values():
         waiting.fill(meter.read)
     if others:
         in_own_thread(partial(_copy_all, others, mmap, meter))
     for target in targets:
         if not target.tensor.is_inference():  # inference tensors have no version counter
             torch.autograd.graph.increment_version(target.tensor)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a contiguous tensor as a flat tensor of uint8."""
-    start = tensor.storage_offset() * tensor.itemsize
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(tensor.untyped_storage(), start, (tensor.numel() * tensor.itemsize,), (1,))
 
 
 def _copy_all(targets: list[Target], mmap: Mmap, meter: Meter) -> None:

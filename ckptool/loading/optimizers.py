@@ -11,13 +11,12 @@ from ckptool.checkpoints.training import ELEMENTWISE, by_number, states
 from ckptool.errors import KeyMismatch, ShapeMismatch, UnsupportedFeature
 from ckptool.loading.extra_state import values_with_tensors
 from ckptool.loading.memory.assembly import Assembly
-from ckptool.loading.memory.host import Mmap
+from ckptool.loading.memory.filling import Mmap
 from ckptool.loading.memory.placement import CPU, placement
 from ckptool.loading.memory.threads import in_own_thread, note_losses
 from ckptool.messages import some, zero_now
 from ckptool.names.matching import ANY_SHAPE, match
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Inert
 from ckptool.tensors.dtypes import spelled
 from ckptool.torch_ops.values import narrows
 
@@ -61,22 +60,16 @@ def read_optimizer(
             kind="which-optimizer",
             hint="Load the weights alone, without optimizer=." if not found else "Load the state by hand.",
         )
-    state = _values(checkpoint, found[0][1], mmap)
+    assembly = Assembly(placement(CPU), mmap=mmap, cancellation=checkpoint.source.cancellation)
+    state = values_with_tensors({"optimizer": found[0][1]}, checkpoint.rebuilder, assembly)["optimizer"]
+    if isinstance(state, UnsupportedFeature):
+        raise state
     _check(model, optimizer, state)
     own = {id(one) for one in model.parameters()}
     if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
         what = "the optimizer has no parameter of the model"
         raise KeyMismatch(what, kind="which-optimizer", hint="Build it over the parameters of this model.")
-    return state
-
-
-def _values(checkpoint: Checkpoint, node: Inert, mmap: Mmap) -> dict[str, Any]:
-    assembly = Assembly(placement(CPU), mmap=mmap, cancellation=checkpoint.source.cancellation)
-    state = values_with_tensors({"optimizer": node}, checkpoint.rebuilder, assembly)["optimizer"]
-    if isinstance(state, UnsupportedFeature):
-        raise state
-    found: dict[str, Any] = state
-    return found
+    return dict(state)
 
 
 def _check(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 
-from ckptool.loading.memory import device as device_memory
-from ckptool.loading.memory import host
+from ckptool.loading.memory import filling
 from tests.device import loading, serving
 from tests.device.ground import CASES, api
 from tests.device.register import register
@@ -34,7 +33,7 @@ def came_to(name: str) -> object:
 def main() -> None:
     os.environ["SIM_MEMORY"] = str(MEMORY_NBYTES)
     native = register()
-    device_memory.PIECE = host.PIECE = 1 << 20  # type: ignore[misc]  # each buffer is used again
+    filling.PIECE = 1 << 20  # type: ignore[misc]  # each buffer is used again
     found = {name: came_to(name) for name in CASES}
     print(json.dumps(found | {"pinned memory is let go of": native.pinned_nbytes() == 0 or native.pinned_nbytes()}))
 

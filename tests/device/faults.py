@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 import ckptool
-from ckptool.loading.memory import device as device_memory
-from ckptool.loading.memory import host
+from ckptool.loading.memory import filling
 from tests import where
 from tests.loading.same import saved
 
@@ -29,8 +28,7 @@ KIND = where.device.partition(":")[0]
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for module in (host, device_memory):
-        monkeypatch.setattr(module, "PIECE", 4096)  # so that there are many copies
+    monkeypatch.setattr(filling, "PIECE", 4096)  # so that there are many copies
     found: Any = sys.modules["tests.device.native"]
     yield found
     found.heal()

@@ -17,10 +17,8 @@ import torch
 
 import ckptool
 from ckptool.errors import OutOfMemory, SourceChanged
-from ckptool.loading.memory import assembly, host, placement
-from ckptool.loading.memory import device as device_memory
-from ckptool.loading.memory.device import DeviceMemory
-from ckptool.loading.memory.host import HostMemory, buffer_of
+from ckptool.loading.memory import assembly, filling, placement
+from ckptool.loading.memory.filling import DeviceMemory, HostMemory, buffer_of
 from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.files import FileSource
 from ckptool.sources.source import BytesSource
@@ -38,8 +36,7 @@ DATA = random.Random(1).randbytes(FILE_NBYTES)
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (host, device_memory):
-        monkeypatch.setattr(module, "PIECE", 256)
+    monkeypatch.setattr(filling, "PIECE", 256)
     before = threading.active_count()
     yield
     assert threading.active_count() == before  # whatever happened, no thread is left
@@ -204,8 +201,8 @@ def test_each_device_has_to_have_room_for_what_goes_there(
 
 
 def test_large_reads_are_cut_between_threads(file: FileSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "PIECE", 500)
-    monkeypatch.setattr(host, "_RETURNED", 1000)
+    monkeypatch.setattr(filling, "PIECE", 500)
+    monkeypatch.setattr(filling, "_RETURNED", 1000)
     slow_reads(monkeypatch)
     memory, told = HostMemory(False), []
 

@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptool
 from ckptool.errors import CkptoolError, DamagedFile, SourceChanged
-from ckptool.loading.memory.device import DeviceMemory
-from ckptool.loading.memory.host import HostMemory
+from ckptool.loading.memory.filling import DeviceMemory, HostMemory
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import PiecesSource
 from tests.each import each
@@ -129,7 +128,7 @@ def test_several_threads_put_a_tensor_together(tmp_path: Path, device: str, monk
         real(self, offset, buffer)
 
     monkeypatch.setattr(PiecesSource, "read_into", read_into)
-    monkeypatch.setattr("ckptool.loading.memory.host.PIECE", 1 << 16)
+    monkeypatch.setattr("ckptool.loading.memory.filling.PIECE", 1 << 16)
     model = model_like(wanted, device)
     ckptool.load_into(model, folder)
     assert len(threads) == 2

@@ -12,7 +12,7 @@ from safetensors.torch import save as save_safetensors
 
 from ckptool import AmbiguousFile, MalformedFile, load, open_checkpoint
 from ckptool.checking.structure import examine
-from ckptool.loading.memory import host
+from ckptool.loading.memory import filling
 from ckptool.sources.remote import opening, parts
 from tests.remote.servers import Server, serving
 
@@ -108,7 +108,7 @@ def test_a_zip_of_larger_tensors_is_not_fetched_as_a_whole(monkeypatch: pytest.M
 
 
 def test_loading_fetches_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "PIECE", 1 << 20)
+    monkeypatch.setattr(filling, "PIECE", 1 << 20)
     monkeypatch.setattr(parts, "PART_NBYTES", 1 << 17)
     saved = tensors(32, 1 << 17)
     with serving({"/x": save_safetensors(saved)}) as server:

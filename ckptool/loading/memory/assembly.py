@@ -17,8 +17,7 @@ import torch
 
 from ckptool.cancellation import Cancellation, each
 from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
-from ckptool.loading.memory.device import DeviceMemory
-from ckptool.loading.memory.host import HostMemory, Memory, Mmap, buffer_of
+from ckptool.loading.memory.filling import DeviceMemory, HostMemory, Memory, Mmap, buffer_of
 from ckptool.loading.memory.placement import (
     CPU,
     META,

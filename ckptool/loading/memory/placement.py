@@ -141,11 +141,10 @@ def special_tensor(
 
 def _sparse(info: TensorInfo, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if info.layout == "sparse_coo":
-        coalesced = dict(info.details).get("is_coalesced") == 1 or None
         made = torch.sparse_coo_tensor(
             parts["indices"], parts["values"], info.shape, device=parts["values"].device, check_invariants=True
         )
-        return made if coalesced is None else made._coalesced_(True)
+        return made._coalesced_(True) if dict(info.details).get("is_coalesced") == 1 else made
     compressed, plain, values = parts.values()
     layout = getattr(torch, info.layout)
     return torch.sparse_compressed_tensor(

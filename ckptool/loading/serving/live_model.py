@@ -47,7 +47,7 @@ from ckptool.loading.fill_plan import FillPlan, check_model, check_placing
 from ckptool.loading.load import opened, torch_state_dict
 from ckptool.loading.load_into import refuse_broken_plan, refuse_overflows_in, tied_apart
 from ckptool.loading.memory.assembly import Assembly
-from ckptool.loading.memory.host import Mmap, buffer_of
+from ckptool.loading.memory.filling import Mmap, buffer_of
 from ckptool.loading.memory.placement import CPU, placement
 from ckptool.loading.memory.threads import in_own_thread, is_castable, refuse_overflows
 from ckptool.loading.report import LoadReport, report_of, report_through
