@@ -242,13 +242,23 @@ def unreadable(error: OSError, offset: int | None = None, path: str | None = Non
 
 def unavailable(path: str, error: OSError) -> FileUnavailable:
     """Return the error for a path that the system refuses to open."""
-    if error.errno == errno.ENOENT or _ADDRESS.fullmatch(path):
-        return _missing(path)
+    if (address := _ADDRESS.fullmatch(path)) is not None:
+        alone = f"Give the path alone: {system.quoted(address[2])}"
+        hint = alone if address[1].lower() == "file" else "Download the file first, and give its path."
+        return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
     if is_not_permitted(error):
-        if os.path.isdir(path):
-            return folder_instead()
-        return not_permitted(path)
-    return FileUnavailable(f"cannot be opened: {reason_of(error)}", kind="unavailable")
+        return folder_instead() if os.path.isdir(path) else not_permitted(path)
+    if error.errno != errno.ENOENT:
+        return FileUnavailable(f"cannot be opened: {reason_of(error)}", kind="unavailable")
+    if path == "-":
+        return not_a_file("standard input is a pipe")
+    hint = "Check the path."
+    is_local = is_likely(path) or path.endswith((".toml", ".json", ".yaml"))
+    if (near := near_to(path)) is not None:
+        hint = f"Did you mean {near!r}?"
+    elif _HUB_NAME.fullmatch(path) and not is_local and not os.path.isdir(path.partition("/")[0]):
+        hint = f"Check the path. If it is a name on the Hugging Face hub, download it first: hf download {path}"
+    return FileUnavailable("no such file", kind="missing", hint=hint)
 
 
 def not_permitted(path: str) -> FileUnavailable:
@@ -273,24 +283,6 @@ def _folders(path: str) -> Iterator[str]:
     while os.path.dirname(folders[-1]) not in ("", folders[-1]):
         folders.append(os.path.dirname(folders[-1]))
     yield from filter(os.path.isdir, reversed(folders))
-
-
-def _missing(path: str) -> FileUnavailable:
-    if path == "-":
-        return not_a_file("standard input is a pipe")
-    address = _ADDRESS.fullmatch(path)
-    if address is not None:
-        local = address[1].lower() == "file"
-        alone = f"Give the path alone: {system.quoted(address[2])}"
-        hint = alone if local else "Download the file first, and give its path."
-        return FileUnavailable("an address, and addresses are not read", kind="address", hint=hint)
-    if (near := near_to(path)) is not None:
-        return FileUnavailable("no such file", kind="missing", hint=f"Did you mean {near!r}?")
-    hint = "Check the path."
-    is_local = is_likely(path) or path.endswith((".toml", ".json", ".yaml"))
-    if _HUB_NAME.fullmatch(path) and not is_local and not os.path.isdir(path.partition("/")[0]):
-        hint = f"Check the path. If it is a name on the Hugging Face hub, download it first: hf download {path}"
-    return FileUnavailable("no such file", kind="missing", hint=hint)
 
 
 def not_a_file(what: str) -> FileUnavailable:

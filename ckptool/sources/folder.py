@@ -6,16 +6,15 @@ Neither a name in a file nor a link can lead out of the folder: see ``descriptor
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from functools import partial
 
 import ckptool.system as system
 from ckptool.cancellation import Cancellation, check_cancelled
-from ckptool.errors import Failure, LimitExceeded, SourceChanged, within
+from ckptool.errors import Failure, LimitExceeded, SourceChanged, is_not_permitted, within
 from ckptool.limits import FOLDER_NAMES
 from ckptool.sources.descriptors import (
     NO_DESCRIPTOR,
@@ -78,12 +77,16 @@ class FolderSource(Source):
         files: list[str] = []
         folders: list[str] = []
         path = os.path.join(self.path, folder) if folder else self.path
-        with suppress(OSError) if folder else _said(path), POOL.opened(partial(_scan, path)) as entries:
-            for entry in entries:
-                check_cancelled(self.cancellation)
-                (folders if _is_folder(entry) else files).append(entry.name)
-                if len(files) + len(folders) > FOLDER_NAMES:
-                    raise LimitExceeded(f"a folder of more than {FOLDER_NAMES:,} files", actual=FOLDER_NAMES)
+        try:
+            with POOL.opened(partial(_scan, path)) as entries:
+                for entry in entries:
+                    check_cancelled(self.cancellation)
+                    (folders if _is_folder(entry) else files).append(entry.name)
+                    if len(files) + len(folders) > FOLDER_NAMES:
+                        raise LimitExceeded(f"a folder of more than {FOLDER_NAMES:,} files", actual=FOLDER_NAMES)
+        except OSError as error:  # a folder that is gone is empty
+            if not folder and is_not_permitted(error):
+                raise not_permitted(path) from error
         return tuple(sorted(files)), tuple(sorted(folders))
 
     def has(self, name: str) -> bool:
@@ -201,16 +204,6 @@ def _scan(path: str) -> os._ScandirIterator[str]:
         if found.kind == NO_DESCRIPTOR:
             raise found from error
         raise
-
-
-@contextmanager
-def _said(path: str) -> Iterator[None]:
-    """Turn a lack of permission into FileUnavailable, and ignore other OSErrors: a folder that is gone is empty."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise not_permitted(path) from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

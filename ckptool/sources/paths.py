@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -159,14 +159,11 @@ def command_line(path: str, verb: str, *words: str, **options: str | bool | Sequ
     out. ``words`` follow them as they are.
     """
     shown = f"./{path}" if path.startswith("-") else shown_path(path)  # or it would be taken for an option
-    return system.command_line("ckptool", verb, shown, *_spelled(options), *words)
-
-
-def _spelled(options: Mapping[str, str | bool | Sequence[str]]) -> Iterator[str]:
+    spelled: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
-            yield flag
+            spelled.append(flag)
         elif value:
-            for one in (value,) if isinstance(value, str) else value:
-                yield from (flag, one)
+            spelled += [part for one in ([value] if isinstance(value, str) else value) for part in (flag, one)]
+    return system.command_line("ckptool", verb, shown, *spelled, *words)

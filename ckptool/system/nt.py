@@ -305,14 +305,11 @@ def open_writing(path: str) -> int:
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
-        count = _moved(_KERNEL.WriteFile, fd, _array_of(view[:_MOST_NBYTES]), offset)
+        part = view[:_MOST_NBYTES]
+        kind = ctypes.c_char * part.nbytes
+        array = kind.from_buffer_copy(part) if part.readonly else kind.from_buffer(part)
+        count = _moved(_KERNEL.WriteFile, fd, array, offset)
         offset, view = offset + count, view[count:]
-
-
-def _array_of(view: memoryview) -> Any:
-    """Return the bytes of a view as a ctypes array; a read-only view is copied."""
-    kind = ctypes.c_char * view.nbytes
-    return kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
 
 
 def give_name(fd: int, old: str | None, path: str) -> None:  # noqa: ARG001

@@ -162,21 +162,13 @@ def is_network(fd: int) -> bool:
         call = system["fstatfs$INODE64"] if os.uname().machine == "x86_64" else system.fstatfs
         is_remote: bool = call(fd, status) == 0 and not status[_FLAGS] & _MNT_LOCAL
     else:
-        device = os.fstat(fd).st_dev
-        kind = _mount_types().get(f"{os.major(device)}:{os.minor(device)}", "")
+        device, kind = os.fstat(fd).st_dev, ""
+        for line in _text_of(_MOUNTS).splitlines():  # see proc(5), mountinfo
+            mount, _, rest = line.partition(" - ")
+            if rest and mount.split()[2:3] == [f"{os.major(device)}:{os.minor(device)}"]:
+                kind = rest.split()[0]
         is_remote = kind in _NETWORK or kind.startswith("fuse.")
     return is_remote
-
-
-def _mount_types() -> dict[str, str]:
-    """Return the type of each mounted file system, by its device number; see proc(5), mountinfo."""
-    found = {}
-    for line in _text_of(_MOUNTS).splitlines():
-        mount, _, rest = line.partition(" - ")
-        fields = mount.split()
-        if len(fields) > 2 and rest:
-            found[fields[2]] = rest.split()[0]
-    return found
 
 
 def _text_of(path: str) -> str:

@@ -139,7 +139,9 @@ def four_bits(parts: Parts, facts: Facts) -> Values:
         scale = parts["inner_scale"].float().repeat_interleave(facts["inner_block"])[: inner.numel()]
         largest = inner * scale + torch.tensor(facts["offset"])
     block, left = facts["block"], facts["count"]
-    flat = _padded(data, block // 2).reshape(-1, block // 2)
+    if missing := -data.numel() % (block // 2):
+        data = torch.cat((data, data.new_zeros(missing)))
+    flat = data.reshape(-1, block // 2)
     facts = {"rows": len(flat), "scale_rows": len(flat), "row_block": 1, "column_block": block}
 
     def codes(start: int, end: int) -> torch.Tensor:
@@ -300,8 +302,3 @@ def _factors(scale: torch.Tensor) -> torch.Tensor:
     exponent = scale.view(torch.uint8).int()
     exact = torch.where(exponent == 0, 1 << 22, exponent << 23).view(torch.float32)
     return torch.where(exponent == 255, torch.nan, exact)
-
-
-def _padded(data: torch.Tensor, many: int) -> torch.Tensor:
-    missing = -data.numel() % many
-    return torch.cat((data, data.new_zeros(missing))) if missing else data

@@ -104,10 +104,15 @@ class Tally:
         Raises:
             UnsupportedFeature: The type is not known.
         """
-        if dtype in _WIDE:
-            self._add_wide(pieces, _WIDE[dtype])
-        else:
+        if dtype not in _WIDE:
             self._add_narrow(pieces, dtype)
+            return
+        np = self._np
+        for piece in pieces:
+            whole = np.frombuffer(piece, dtype=_WIDE[dtype])
+            for start in range(0, whole.size, _AT_ONCE):
+                with np.errstate(all="ignore"):  # a NaN that signals does so when it is cast
+                    self._add_float64(whole[start : start + _AT_ONCE].astype("f8"))
 
     def _add_narrow(self, pieces: Iterable[bytes | bytearray], dtype: str) -> None:
         np, values = self._np, _values(dtype)
@@ -130,14 +135,6 @@ class Tally:
             mean = inner(counts, values) / number
             squares = inner(counts, (values - mean) ** 2)
             self._take(number, mean, squares, float(values.min()), float(values.max()))
-
-    def _add_wide(self, pieces: Iterable[bytes | bytearray], width: str) -> None:
-        np = self._np
-        for piece in pieces:
-            whole = np.frombuffer(piece, dtype=width)
-            for start in range(0, whole.size, _AT_ONCE):
-                with np.errstate(all="ignore"):  # a NaN that signals does so when it is cast
-                    self._add_float64(whole[start : start + _AT_ONCE].astype("f8"))
 
     def _add_float64(self, values: NDArray[Any]) -> None:
         np = self._np

@@ -145,28 +145,26 @@ class Bucket:
         if remote.endpoint is not None:
             options[endpoint] = remote.endpoint
         if self.scheme == "s3":
-            options |= self._amazon()
+            options |= {} if remote.region is None else {"region": remote.region}
+            # A copy is completed only if its name is free.
+            options |= {"copy_if_not_exists": "multipart"} if self.writes else {}
+            if not (remote.anonymous or os.environ.get("AWS_ACCESS_KEY_ID")):
+                options |= self._of_boto3()
         try:
             return kind(self.name, **options)
         except self.library.exceptions.BaseError as error:
             raise self._without_keys("the store cannot be set up") from error
 
-    def _amazon(self) -> dict[str, Any]:
-        """Return options for S3: the region, and boto3's credentials unless the environment, or nobody, gives keys."""
-        options = {} if self.remote.region is None else {"region": self.remote.region}
-        if self.writes:
-            options["copy_if_not_exists"] = "multipart"  # a copy is completed only if its name is free
-        if self.remote.anonymous or os.environ.get("AWS_ACCESS_KEY_ID"):
-            return options
+    def _of_boto3(self) -> dict[str, Any]:
+        """Return the option for the keys that boto3 finds; none if boto3 is not installed."""
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider
         except ImportError:
-            return options
+            return {}
         try:
-            provider = Boto3CredentialProvider()
+            return {"credential_provider": Boto3CredentialProvider()}
         except Exception as error:  # it found no keys, or profiles that it cannot read
             raise self._without_keys("no keys for the store were found") from error
-        return {**options, "credential_provider": provider}
 
 
 _PIECE_NBYTES: Final = 256 << 10

@@ -59,7 +59,12 @@ def listed(remote: Remote) -> list[Remote]:
     repository, revision, _ = _parts(remote)
     info = _info(remote, repository, revision, files_metadata=True)
     place = f"hf://{repository}@{info.sha}"
-    return [_as_listed(remote.elsewhere(f"{place}/{quote(one.rfilename)}"), one) for one in info.siblings or ()]
+    found = []
+    for one in info.siblings or ():
+        address = remote.elsewhere(f"{place}/{quote(one.rfilename)}")
+        tag = (one.lfs and getattr(one.lfs, "sha256", None)) or one.blob_id
+        found.append(address if one.size is None else address.as_listed(tag, one.size))
+    return found
 
 
 def _parts(remote: Remote) -> tuple[str, str, str]:
@@ -69,11 +74,6 @@ def _parts(remote: Remote) -> tuple[str, str, str]:
     if not owner or not name:
         raise FileUnavailable("an address without a repository", kind="address", hint="Give hf://ORG/NAME/FILE.")
     return f"{owner}/{name}", unquote(revision), unquote(file)
-
-
-def _as_listed(remote: Remote, file: Any) -> Remote:
-    tag = getattr(file.lfs, "sha256", None) or file.blob_id if file.lfs else file.blob_id
-    return remote if file.size is None else remote.as_listed(tag, file.size)
 
 
 def _info(remote: Remote, repository: str, revision: str, *, files_metadata: bool = False) -> Any:

@@ -129,7 +129,11 @@ class WebFile(Transport):
             nbytes = answer.length
             stream.seek(0)
             stream.truncate()
-            most = _downloadable(nbytes)
+            free = system.free_room(tempfile.gettempdir())
+            room = free - free // _LEFT_FREE
+            most = min(room, UNSIZED_NBYTES) if nbytes is None else nbytes
+            if most > room:
+                raise _too_large(f"it has {nbytes:,} bytes", room)
             for piece in self._pieces(answer):
                 if stream.tell() + len(piece) > most:
                     raise _too_large("the server does not say how many bytes it sends", most)
@@ -200,9 +204,15 @@ class WebFile(Transport):
             start, stop, nbytes = _content_range(answer)
         elif answer.status == 416:  # there is no last byte of an empty file
             start, stop, nbytes = 0, 0, _content_range(answer)[2]
+        elif self._is_html and (answer.length is None or answer.length > _SMALL_NBYTES):
+            raise _web_page()
+        elif answer.length is None:
+            raise _no_ranges("the server gives files only as a whole, and does not say how large this one is")
+        elif answer.length > _SMALL_NBYTES:
+            what = f"the server gives files only as a whole, and this one has {answer.length:,} bytes"
+            raise _no_ranges(what, answer.length)
         else:
-            start, stop = 0, self._small(answer)
-            nbytes = stop
+            start, stop, nbytes = 0, answer.length, answer.length
         version = _Version(nbytes, answer.getheader("ETag"), answer.getheader("Last-Modified"))
         if self._version is not None and self._version.differs(version):
             raise changed_remote()
@@ -212,32 +222,15 @@ class WebFile(Transport):
             is_right = (start, stop) == wanted and stop <= nbytes
         if not is_right or (answer.status == 206 and answer.length not in (None, stop - start)):
             raise _no_ranges("the server gives another range than it was asked for")
-        data = self._read(answer, stop - start)
-        self._version = self._version or version
-        return data
-
-    def _small(self, answer: HTTPResponse) -> int:
-        """Return the size of an answer that is the whole file; raise FileUnavailable for a large or unknown one."""
-        nbytes = answer.length
-        if self._is_html and (nbytes is None or nbytes > _SMALL_NBYTES):
-            raise _web_page()
-        if nbytes is None:
-            raise _no_ranges("the server gives files only as a whole, and does not say how large this one is")
-        if nbytes > _SMALL_NBYTES:
-            raise _no_ranges(f"the server gives files only as a whole, and this one has {nbytes:,} bytes", nbytes)
-        return nbytes
-
-    def _read(self, answer: HTTPResponse, nbytes: int) -> memoryview:
-        """Return the body of an answer, which must have exactly ``nbytes`` bytes."""
-        data = memory_of(nbytes)
-        filled = 0
+        data, filled = memory_of(stop - start), 0
         for piece in self._pieces(answer):
-            if filled + len(piece) > nbytes:
+            if filled + len(piece) > len(data):
                 raise TemporaryFailure("the answer has more bytes than it announces")
             data[filled : filled + len(piece)] = piece
             filled += len(piece)
-        if filled < nbytes:
+        if filled < len(data):
             raise TemporaryFailure("the answer was cut short")
+        self._version = self._version or version
         return data
 
     def _pieces(self, answer: HTTPResponse) -> Iterator[bytes]:
@@ -249,17 +242,6 @@ class WebFile(Transport):
             if self._closed:
                 raise ValueError(CLOSED) from error
             raise TemporaryFailure("the answer was cut short") from error
-
-
-def _downloadable(nbytes: int | None) -> int:
-    """Return how many bytes may be downloaded; raise FileUnavailable if ``nbytes``, where known, are more."""
-    free = system.free_room(tempfile.gettempdir())
-    room = free - free // _LEFT_FREE
-    if nbytes is None:
-        return min(room, UNSIZED_NBYTES)
-    if nbytes > room:
-        raise _too_large(f"it has {nbytes:,} bytes", room)
-    return nbytes
 
 
 def _too_large(what: str, most: int) -> FileUnavailable:
