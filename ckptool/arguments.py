@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import codecs
 import re
+import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, wraps
 from inspect import signature
 from types import UnionType
 from typing import Any, BinaryIO, Final, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack as Unpack
+elif typing.TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+    Unpack = typing.Optional  # for annotations alone
 
 _P = typing.ParamSpec("_P")
 _R = typing.TypeVar("_R")

@@ -252,7 +252,8 @@ def _packed(found: Found) -> Dense:
     shape = found.beside("weight_shape")
     if shape is None or shape.numel != 2 or len(values.shape) != 2:
         raise found.refused("nothing says which shape it had ('weight_shape')")
-    rows, columns = _integers(shape)
+    size, data = shape.info.dtype.itemsize, shape.read()
+    rows, columns = (int.from_bytes(data[at : at + size], "little", signed=True) for at in (0, size))
     others = [one for one in _said(found, "num_bits") if type(one) is int and 1 < one < 9]
     said = {_bits(found, "weights.num_bits or bits"), *others}
     fitting = [bits for bits in said if (rows, -(-columns * bits // 32)) == values.shape]
@@ -364,7 +365,9 @@ def _gptq(found: Found) -> Dense:
     columns = 32 * rows // max(bits, 1)
     fits = scale.shape[1] == outputs and zero.shape == (groups, -(-outputs * bits // 32)) and groups
     says = found.says
-    if order is None and (says.get("desc_act") is True or bits != _only_bits(found, bits)):
+    is_mixed = bool(says.get("extra_config") or says.get("dynamic"))  # bits that differ for some
+    only = bits if is_mixed or found.settings is None else found.settings.bits or bits
+    if order is None and (says.get("desc_act") is True or bits != only):
         raise found.refused(f"its order of columns is not there ('g_idx'), or it has not {bits} bits as it seems")
     layout = says.get("checkpoint_format") or says.get("packing_format") or says.get("backend") or "gptq"
     if layout not in _ZERO_OFFSETS:
@@ -405,12 +408,6 @@ def _awq(found: Found) -> Dense:
     return Dense(found.end, "weight", (outputs, inputs), found.type_of_scale, "along_outputs", parts, facts)
 
 
-def _only_bits(found: Found, otherwise: int) -> int:
-    """Return the bits of all values in the settings; ``otherwise`` if these give none, or differ for some."""
-    is_mixed = bool(found.says.get("extra_config") or found.says.get("dynamic"))
-    return otherwise if is_mixed or found.settings is None else found.settings.bits or otherwise
-
-
 def _bits(found: Found, keys: str) -> int:
     """Return the bits of a value in the settings; refuse a weight without them."""
     bits = found.settings.bits if found.settings is not None else None
@@ -434,12 +431,6 @@ def _said(found: Found, key: str) -> list[Any]:
     groups = found.says.get("config_groups")
     parts = [one.get("weights") for one in groups.values() if isinstance(one, dict)] if isinstance(groups, dict) else []
     return [one[key] for one in (found.says, *parts) if isinstance(one, Mapping) and one.get(key) is not None]
-
-
-def _integers(tensor: LazyTensor) -> list[int]:
-    size = tensor.info.dtype.itemsize
-    data = tensor.read() if tensor.nbytes <= _MOST_NBYTES else b""
-    return [int.from_bytes(data[at : at + size], "little", signed=True) for at in range(0, len(data), size)]
 
 
 _KINDS: Final[Mapping[str, Callable[[Found], Dense]]] = {

@@ -8,10 +8,8 @@ a file: the dict has that as its ``error``. So a fleet of workers can share a li
 from __future__ import annotations
 
 import os
-import sys
-from typing import TYPE_CHECKING
 
-from ckptool.arguments import checked
+from ckptool.arguments import Unpack, checked
 from ckptool.checking.scan import ScanOptions
 from ckptool.checking.scan import row as row_of
 from ckptool.errors import Cancelled, as_ours
@@ -20,11 +18,6 @@ from ckptool.messages import cut
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
 from ckptool.migration.migrate import migrate
 from ckptool.sources.paths import shown_path
-
-if sys.version_info >= (3, 11):
-    from typing import Unpack
-elif TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["migrate_one", "row"]
 

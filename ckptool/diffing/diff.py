@@ -34,7 +34,7 @@ from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.differences import Likeness, Tolerance
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import RequestedRecipe
+    from ckptool.recipes.find import Layout
 
 _MOST_CHANGES: Final = 1000
 
@@ -138,7 +138,7 @@ def _sides(
     checkpoints: Sequence[Checkpoint],
     scope: Scope,
     keys: tuple[str | None, str | None],
-    recipe: RequestedRecipe | None,
+    recipe: Layout | None,
     *,
     aligned: bool,
 ) -> tuple[Side, Side]:

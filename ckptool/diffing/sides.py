@@ -22,7 +22,7 @@ from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import RequestedRecipe
+    from ckptool.recipes.find import Layout
 
 Scope: TypeAlias = Literal["weights", "everything"]
 Aspect: TypeAlias = Literal["order", "devices", "ties", "module versions", "values that are no tensors"]
@@ -65,9 +65,7 @@ class Side(NamedTuple):
         return frozenset(aspect for aspect, there in aspects.items() if there)
 
 
-def scope_of(
-    a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None, recipe: RequestedRecipe | None = None
-) -> Scope:
+def scope_of(a: Checkpoint, b: Checkpoint, key_a: str | None, key_b: str | None, recipe: Layout | None = None) -> Scope:
     """Return what to compare of two checkpoints: their weights, unless both are of one kind and have more."""
     if key_a is not None or key_b is not None or recipe is not None:
         return "weights"
@@ -85,7 +83,7 @@ def side_of(
     label: str,
     *,
     aligned: bool,
-    recipe: RequestedRecipe | None = None,
+    recipe: Layout | None = None,
 ) -> Side:
     """
     Return one side, in the layout of a recipe if there is one.
@@ -112,7 +110,7 @@ def side_of(
     if recipe is None:
         return _weights(checkpoint, chosen, aligned=aligned)
     plain = prepare(checkpoint, chosen, NameChanges((renaming.strip_wrappers,)))
-    weights = recipe.applied(checkpoint, plain).weights
+    weights = recipe(checkpoint, plain).weights
     lacks: frozenset[Aspect] = _lacks(checkpoint) | {"order", "ties", "module versions"}
     return Side(chosen.key, weights.tensors, weights.others, lacks)
 

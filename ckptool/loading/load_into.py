@@ -52,7 +52,7 @@ from ckptool.torch_ops.models import codes_for_floats, ties_with_two_values
 from ckptool.torch_ops.values import narrows
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import RequestedRecipe
+    from ckptool.recipes.find import Layout
 
 logger = logging.getLogger("ckptool")
 _DENSE_FIRST = "Its weights are quantised: make them dense, with ckptool.load_into(model, path, dequantize=True)."
@@ -146,14 +146,12 @@ def _logged(report: LoadReport) -> LoadReport:
     return report
 
 
-def _made(
-    checkpoint: Checkpoint, dtype: torch.dtype | None, layout: RequestedRecipe | None, *, dequantize: bool
-) -> Made:
+def _made(checkpoint: Checkpoint, dtype: torch.dtype | None, layout: Layout | None, *, dequantize: bool) -> Made:
     """Return the conversion of the chosen weights: to dense ones, to another layout, or both."""
 
     def made(weights: Weights) -> Weights:
         plain = dense(checkpoint, weights, dtype) if dequantize else weights
-        return plain if layout is None else layout.applied(checkpoint, plain).weights
+        return plain if layout is None else layout(checkpoint, plain).weights
 
     return made
 

@@ -214,7 +214,10 @@ def _scale(
     if not rank:
         raise refused(checkpoint, f"{module!r} has rank 0")
     if "alpha" in sides:
-        return _only_element(checkpoint, sides["alpha"]) / rank
+        value = float(sides["alpha"].torch()) if sides["alpha"].numel == 1 else math.nan
+        if not math.isfinite(value):
+            raise refused(checkpoint, f"{sides['alpha'].name!r} is no number")
+        return value / rank
     head = head_of(module)
     plain, own = module[len(head) :], settings.get(head, settings[""])
     said = _said(checkpoint, own, plain, "r", "rank_pattern")
@@ -252,14 +255,6 @@ def _said(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str, key:
 def _of_peft(pattern: str) -> re.Pattern[str]:
     """Return the expression that peft matches with the name of a module."""
     return re.compile(rf"(.*\.)?({pattern})$")
-
-
-def _only_element(checkpoint: Checkpoint, tensor: LazyTensor) -> float:
-    """Return the only element of a small tensor."""
-    value = float(tensor.torch()) if tensor.numel == 1 else math.nan
-    if not math.isfinite(value):
-        raise refused(checkpoint, f"{tensor.name!r} is no number")
-    return value
 
 
 _WEIGHT: Final = ".weight"
@@ -362,13 +357,9 @@ class LoraMerge:
                 if len(together) > 1 and any(one.is_alone for one in together):
                     raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
             _refuse_mixed(adapter, here, {key: weights.tensors[name].shape for key, name in fits.items()})
-            path, lacks = (
-                adapter.checkpoint.path,
-                [one.what for one in adapter.checkpoint.remarks if one.code in _LACKS],
-            )
-            facts = [f"{as_path(path)}: {fact}" for fact in lacks]
-            if adapter.has_no_alpha:
-                facts.append(f"nothing says the alpha of {as_path(path)}: it is taken to be the rank")
+            path = as_path(adapter.checkpoint.path)
+            facts = [f"{path}: {one.what}" for one in adapter.checkpoint.remarks if one.code in _LACKS]
+            facts += [f"nothing says the alpha of {path}: it is taken to be the rank"] * adapter.has_no_alpha
             self.notes += facts
             self.assumed += facts
         made: dict[object, _Merged] = {}

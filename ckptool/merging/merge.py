@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from ckptool.arguments import checked
+from ckptool.arguments import Unpack, checked
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import NameChanges, Weights, choose, prepare
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.json_beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.merging.lora import END, Adapter, LoraMerge, read_adapter, refused
+from ckptool.merging.lora import END, LoraMerge, read_adapter, refused
 from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
@@ -35,11 +34,6 @@ from ckptool.sources.source import Progress
 from ckptool.tensors.payloads import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops import check_installed
-
-if sys.version_info >= (3, 11):
-    from typing import Unpack
-elif TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -92,7 +86,11 @@ def merge(
         if lora is not None:
             if shares is not None or ema is not None:
                 raise ValueError("shares are for average: adapters have their numbers")
-            found = [(_opened(opened, path, limits), weight) for path, weight in _with_weights(lora, scale).items()]
+            found = []
+            for path, weight in _with_weights(lora, scale).items():
+                checkpoint = opened.enter_context(open_checkpoint(path, limits=limits))
+                with about(checkpoint.path):
+                    found.append((read_adapter(checkpoint), weight))
             merging = LoraMerge(found, allow_unmatched=asked.allow_unmatched)
         else:
             if scale != 1.0:
@@ -108,12 +106,6 @@ def merge(
         how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
         report = migrate_by(None, os.fspath(base), os.fspath(dst), asked, how, merge=merging)
     return report._replace(notes=(*report.notes, *merging.notes), assumed=tuple(merging.assumed))
-
-
-def _opened(opened: ExitStack, path: str, limits: Limits) -> Adapter:
-    checkpoint = opened.enter_context(open_checkpoint(path, limits=limits))
-    with about(checkpoint.path):
-        return read_adapter(checkpoint)
 
 
 def _paths(given: Path | Sequence[Path]) -> list[str]:

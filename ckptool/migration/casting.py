@@ -16,8 +16,7 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.messages import MANY_ZEROED, counted, some, zero_now
 from ckptool.names.renaming import LONGEST, Trials, two_readings
-from ckptool.tensors import dtypes
-from ckptool.tensors.dtypes import DType
+from ckptool.tensors.dtypes import BY_NAME, DType
 from ckptool.tensors.payloads import ComputedSource, Payload, StoragePayload
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo
@@ -103,7 +102,7 @@ class Casting:
         self._trials = trials
         self.keeps_nothing: tuple[str, ...] = tuple(keep)
         """Patterns of ``keep`` that no name has matched so far."""
-        self._target = dtypes.BY_NAME[dtype]
+        self._target = BY_NAME[dtype]
         self._saturate = saturate
         self._sources: list[tuple[str, str, CastSource]] = []
         self._names: list[tuple[str, str]] = []
@@ -142,7 +141,9 @@ class Casting:
         self.kept_with |= {name: kept[one] for one, name, _ in places if one in kept and (one, name) not in matching}
         for memory, (name, tensor) in chosen.items():
             if memory not in kept and memory not in self._made:
-                self._made[memory] = self._cast(name, tensor)
+                source = CastSource(tensor, self._target, saturate=self._saturate)
+                self._sources.append((name, tensor.info.dtype.name, source))
+                self._made[memory] = source.tensor(tensor.info, self._target)
                 self._read[memory] = tensor
 
     def _matching(
@@ -228,11 +229,6 @@ class Casting:
 
     def _takes(self, info: TensorInfo) -> bool:
         return info.layout == "strided" and info.dtype.name in _FLOATING and info.dtype is not self._target
-
-    def _cast(self, name: str, tensor: LazyTensor) -> TensorInfo:
-        source = CastSource(tensor, self._target, saturate=self._saturate)
-        self._sources.append((name, tensor.info.dtype.name, source))
-        return source.tensor(tensor.info, self._target)
 
 
 Memory = tuple[object, ...]

@@ -16,24 +16,37 @@ A ``.distcp`` file holds items one after another, each a complete zip.
 The index is a pickle of ``torch.distributed.checkpoint.metadata.Metadata``, as torch 2.13 writes it. Fields that newer
 releases added are left out where older ones would look up a class that they lack. The path of the folder is left out,
 too, as it belongs to one machine.
+
+The states of optimizers may get the names of parameters, so that training resumes from the folder. ``torch.save`` keeps
+an optimizer's ``state_dict()``, where parameters are numbers: 0 is the first of the first group. In DCP they have
+names, as torch/distributed/checkpoint/state_dict.py gives them:
+
+    nested      state.NAME.exp_avg, and param_groups.0.lr with the names in param_groups.0.params: get_state_dict()
+    flat        state.NAME.exp_avg, and param_groups.NAME.lr for each parameter: with flatten_optimizer_state_dict
+    torchtitan  flat, below "optimizer", and the weights below nothing
+
+A file may record which parameter a number is (``param_names``). Otherwise the order of the weights decides, if each
+state has the shape of its parameter and no other order fits: there is one group, of all parameters; or there are, for
+each shape, as many states as parameters, in one group. Everything else is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from math import prod
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ckptool.cancellation import Cancellation, check_cancelled, each
-from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
+from ckptool.checkpoints.contents import groups_of
+from ckptool.checkpoints.training import BUFFERS, ELEMENTWISE, names_by_number, states
 from ckptool.checkpoints.weights import Weights, refuse_others
 from ckptool.errors import LimitExceeded, MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.migration.changes import Changes, most_nbytes_of
-from ckptool.migration.named_optimizers import NamedOptimizers
 from ckptool.migration.plan import METADATA, OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.migration.torch_plan import EditedTree, torch_zip, torch_zip_nbytes
 from ckptool.migration.tree_rewriter import TreeRewriter
@@ -46,7 +59,10 @@ from ckptool.tensors.dtypes import DType
 from ckptool.tensors.payloads import Payload, StoragePayload, payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.rebuild import Rebuilder
-from ckptool.tensors.tensor import StorageRef, TensorInfo, row_major
+from ckptool.tensors.tensor import StorageRef, TensorInfo, identity, row_major
+
+if TYPE_CHECKING:
+    from ckptool.migration.changes import OptimizerNames
 
 _ROOT: Final = "archive"  # torch's name for an archive without a file name
 NAME: Final = ".metadata"
@@ -55,7 +71,7 @@ _VERSION: Final = "1.0.0"
 _BATCH: Final = 1000
 """Number of entries that are nodes at a time; ``pickle`` itself writes batches of this size."""
 _T = TypeVar("_T")
-Path = tuple[str | int, ...]
+Path: TypeAlias = tuple[str | int, ...]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 _LAYOUT: Final = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _MEMORY_FORMAT: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
@@ -87,14 +103,6 @@ class Entry(NamedTuple):
     def nbytes(self) -> int:
         """Size of its items."""
         return sum(one.nbytes for one in self.items)
-
-
-def _file(name: str, entries: Sequence[Entry]) -> OutFile:
-    """Return the file of these entries; its payloads include the storages that several items copy in parts."""
-    payloads = [payload for entry in entries for one in entry.items for payload in one.storages]
-    payloads += [entry.cut for entry in entries if entry.cut is not None]
-    nbytes = sum(entry.nbytes for entry in entries)
-    return OutFile(name, nbytes, partial(_content, entries), payloads, needs_checksums=True)
 
 
 def _content(entries: Sequence[Entry], found: Sequence[int]) -> Iterator[Part]:
@@ -229,29 +237,26 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, chan
     empty: list[str] = []
     numbered: dict[str, None] = {}
     found = leaves(edited.root, rewriter.replaced, lambda node: rebuilder.tensor(node) is not None, work.cancellation)
-    if named:
-        found = (
-            leaf._replace(path=path, node=node, has_number=leaf.has_number and path == leaf.path)
-            for leaf in found
-            for path, node in named.placed(leaf.path, leaf.node)
-        )
+    moved: dict[str, str] = {}
     for leaf in found:
-        name = ".".join(map(str, leaf.path))
-        if leaf.has_number:
-            numbered[str(leaf.path[0])] = None
-        info = None if leaf.is_empty else plain(leaf.node)
-        if leaf.is_empty:
-            empty.append(name)
-        elif info is not None:
-            work.tensor(name, leaf.path, edited.cast(info))
-        else:
-            work.value(name, leaf.path, leaf.node, rewriter.for_another_file())
+        for path, node in named.placed(leaf.path, leaf.node) if named else [(leaf.path, leaf.node)]:
+            name = _joined(path)
+            moved.setdefault(_joined(leaf.path), name)
+            if leaf.has_number and path == leaf.path:
+                numbered[str(path[0])] = None
+            info = None if leaf.is_empty else plain(node)
+            if leaf.is_empty:
+                empty.append(name)
+            elif info is not None:
+                work.tensor(name, path, edited.cast(info))
+            else:
+                work.value(name, path, node, rewriter.for_another_file())
     if plan.casting is not None:
         plan.casting.refuse_what_was_missed(work.storages)
     if named:
         work.notes += named.notes
         names = {old: edited.new_names.get(old, old) for old in edited.kept}
-        edited = edited._replace(new_names={old: named.moved.get(new, new) for old, new in names.items()})
+        edited = edited._replace(new_names={old: moved.get(new, new) for old, new in names.items()})
     if numbered:
         many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")
@@ -281,7 +286,9 @@ class _Work:
     def tensor(self, name: str, path: Path, info: TensorInfo) -> None:
         """Add a plain tensor."""
         whole, items = payload_of(LazyTensor(name, info)), []
-        for box in self._one(tuple(_boxes(info))):
+        read_whole = info.dtype.packed > 1 or (info.storage is not None and info.storage.source.is_compressed)
+        every = ((0,) * len(info.shape), info.shape)
+        for box in self._one((every,) if read_whole else tuple(_cut(info.shape, info.dtype.itemsize))):
             offsets, sizes = box
             payload = whole
             if sizes != info.shape:
@@ -336,10 +343,15 @@ class _Work:
         if most_nbytes is not None:  # all items of a tensor in one file
             names = split(((one.name, one.nbytes) for one in parts[0]), most_nbytes) or [[]]
             parts = [[self._entries[name] for name in part] for part in names]
-        files = [(f"__0_{number}.distcp", part) for number, part in enumerate(parts)]
+        files, written = [(f"__0_{number}.distcp", part) for number, part in enumerate(parts)], []
+        for name, part in files:
+            payloads = [payload for one in part for item in one.items for payload in item.storages]
+            payloads += [one.cut for one in part if one.cut is not None]  # which several items copy in parts
+            nbytes = sum(one.nbytes for one in part)
+            written.append(OutFile(name, nbytes, partial(_content, part), payloads, needs_checksums=True))
         return replace(
             plan,
-            files=[*(_file(*file) for file in files), file_of_bytes(NAME, index(entries, files))],
+            files=[*written, file_of_bytes(NAME, index(entries, files))],
             is_folder=True,
             packed={one.name for one in entries if one.tensor is not None},
             cut=self._partly,
@@ -347,14 +359,6 @@ class _Work:
             notes=tuple(self.notes),
             **facts,
         )
-
-
-def _boxes(info: TensorInfo) -> Iterable[Box]:
-    """Return offsets and sizes of the boxes of a tensor that become items, in row-major order."""
-    storage = info.storage
-    if info.dtype.packed > 1 or (storage is not None and storage.source.is_compressed):  # it is read as a whole
-        return [((0,) * len(info.shape), info.shape)]
-    return _cut(info.shape, info.dtype.itemsize)
 
 
 def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
@@ -396,7 +400,9 @@ def leaves(
         check_cancelled(cancellation)
         path, node, _, has_number = todo.pop()
         node = replaced(node)
-        below = _below(node, replaced, is_tensor)
+        below: nodes.Pairs | None = nodes.mapping_pairs(node)
+        if isinstance(node, list):
+            below = list(enumerate(node)) if _has_more(node, replaced, is_tensor) else None
         if below is None:
             yield Leaf(path, node, has_number=has_number)
             continue
@@ -423,13 +429,6 @@ def leaves(
         todo.extend(reversed(children))
 
 
-def _below(node: Inert, replaced: Callable[[Inert], Inert], is_tensor: Callable[[Inert], bool]) -> nodes.Pairs | None:
-    """Return the keys and children that a node is taken apart into; None if it is a leaf."""
-    if isinstance(node, list):
-        return list(enumerate(node)) if _has_more(node, replaced, is_tensor) else None
-    return nodes.mapping_pairs(node)
-
-
 def _has_more(items: list[Inert], replaced: Callable[[Inert], Inert], is_tensor: Callable[[Inert], bool]) -> bool:
     """Return whether a list, or a list nested in it, contains a dict or a tensor."""
     todo, seen = [items], {id(items)}
@@ -453,9 +452,167 @@ def _text(key: Inert, path: Path) -> str:
         return str(key)
     if isinstance(key, Global) and key.module == "torch":
         return str(key)
-    where = ".".join(map(str, path)) or "the root"
+    where = _joined(path) or "the root"
     raise MigrationRefused(
         f"a key of {where} that is neither text nor a number: {nodes.class_name(key)}",
         kind="unsupported-key",
         hint="Leave that out with `drop=`, or take the weights alone: `weights='raw'`.",
     )
+
+
+_Shape: TypeAlias = tuple[int, ...]
+
+
+class _Optimizer(NamedTuple):
+    """An optimizer, and the names that its parameters get."""
+
+    path: str
+    names: dict[str, str]
+    """New names of its parameters, by the keys of its state as text."""
+    groups: dict[int, list[str]]
+
+
+class _Slot(NamedTuple):
+    """A parameter of an optimizer."""
+
+    key: Inert
+    group: int
+    shape: _Shape | None
+    """None if it has no state with a shape."""
+
+
+class NamedOptimizers:
+    """Finds the new path of everything in a folder."""
+
+    def __init__(self, checkpoint: Checkpoint, new_names: Mapping[str, str], layout: OptimizerNames) -> None:
+        self.notes: list[str] = []
+        self._layout = layout
+        self._model = checkpoint.weights.key if checkpoint.weights is not None and layout == "torchtitan" else ""
+        known = ((path, node, pairs) for path, node, pairs, role in states(checkpoint) if role == "optimizer")
+        found = [(path, pairs) for path, node, pairs in known if nodes.mapping_pairs(node) is not None]
+        if not found:
+            fact = "no optimizer's state_dict() is in it"
+            raise MigrationRefused(fact, kind="no-optimizer", hint="Leave out `optimizer_names=`.")
+        self._optimizers = [self._named(checkpoint, new_names, path, pairs) for path, pairs in found]
+
+    def _named(self, checkpoint: Checkpoint, new_names: Mapping[str, str], path: str, pairs: Pairs) -> _Optimizer:
+        slots = _slots(checkpoint, pairs)
+        told = names_by_number(checkpoint, nodes.lookup(pairs, "param_groups"), {})
+        own = [told.get(str(place), slot.key) for place, slot in enumerate(slots)]
+        has_order = checkpoint.traits.keeps_order and not checkpoint.is_folder
+        problem, fits = "there are no weights", []
+        for model in (one for one in checkpoint.state_dicts if one.role == "model"):
+            is_told = all(isinstance(name, str) and name in model for name in own)
+            names = own if is_told else _in_order(model, slots, has_order)
+            if isinstance(names, str):
+                problem = f"under {model.key!r}, {names}" if model.key else names
+            else:
+                fits.append((model.head, names, is_told))
+        keys = {str(slot.key) for slot in slots}
+        lone = [key for key, _ in nodes.mapping_pairs(nodes.lookup(pairs, "state")) or () if str(key) not in keys]
+        if len(fits) != 1 or lone:
+            problem = f"{counted(len(lone), 'state')} of what is in no group" if lone else problem
+            raise MigrationRefused(
+                f"which parameters {path or '(root)'!r} is of cannot be told: "
+                + ("several models have them" if fits and not lone else problem),
+                kind="unnamed-optimizer",
+                hint="Leave out `optimizer_names=`; or save again with an optimizer of model.named_parameters().",
+            )
+        head, names, is_told = fits[0]
+        if not is_told:
+            taken = "its parameters are taken to be the weights in their order, whose shapes fit"
+            self.notes.append(f"{path!r} has no names: {taken}")
+        found = _Optimizer(path, {}, {})
+        for slot, name in zip(slots, names, strict=True):
+            new = new_names.get(f"{head}{name}", f"{head}{name}").removeprefix(head)
+            found.names[str(slot.key)] = new
+            found.groups.setdefault(slot.group, []).append(new)
+        return found
+
+    def placed(self, path: Path, node: Inert) -> Iterator[tuple[Path, Inert]]:
+        """Yield the new path of a leaf of the tree, and its node; a leaf of a group may go to several parameters."""
+        for one in self._optimizers:
+            depth = _depth(path, one.path)
+            if depth is not None and len(path) > depth + 1 and path[depth] in ("state", "param_groups"):
+                head = ("optimizer",) if self._layout == "torchtitan" else path[:depth]
+                for below, what in self._of_optimizer(one, path[depth:], node):
+                    yield (*head, *(below if self._layout == "nested" else (_joined(below),))), what
+                return
+        yield path[_depth(path, self._model) or 0 if self._model else 0 :], node
+
+    def _of_optimizer(self, one: _Optimizer, below: Path, node: Inert) -> Iterator[tuple[Path, Inert]]:
+        """Yield the path of a leaf below its optimizer, and its node."""
+        kind, number, *rest = below
+        if kind == "state":
+            yield (kind, one.names.get(str(number), str(number)), *rest), node
+        elif not isinstance(number, int) or not rest:
+            yield below, node
+        else:
+            group = one.groups.get(number, [])
+            node = list(group) if rest[0] in ("params", "param_names") else node
+            if self._layout == "nested":
+                yield below, node
+            elif rest[0] != "params" and not (rest[0] == "param_names" and self._layout == "torchtitan"):
+                yield from (((kind, name, *rest), node) for name in group)
+
+
+def _joined(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _depth(path: Path, key: str) -> int | None:
+    """Return how many components of a path are a key; None where it does not begin so."""
+    return next((depth for depth in range(len(path)) if _joined(path[:depth]) == key), None)
+
+
+def _slots(checkpoint: Checkpoint, pairs: Pairs) -> list[_Slot]:
+    """Return the parameters of an optimizer, in the order of its groups, with the shapes of their states."""
+    tensor = checkpoint.rebuilder.tensor if checkpoint.rebuilder is not None else lambda _: None
+    shapes: dict[str, _Shape] = {}
+    for key, entries in nodes.mapping_pairs(nodes.lookup(pairs, "state")) or ():
+        for name, node in nodes.mapping_pairs(entries) or ():
+            info = tensor(node) if name in ELEMENTWISE else None
+            if info is not None and info.shape:
+                shapes[str(key)] = info.shape
+    groups = groups_of(nodes.lookup(pairs, "param_groups"))
+    return [_Slot(key, number, shapes.get(str(key))) for number, (_, keys) in enumerate(groups) for key in keys]
+
+
+def _in_order(model: StateDict, slots: Sequence[_Slot], has_order: bool) -> list[str] | str:
+    """Return the name of each parameter of an optimizer by the order of the weights, or why it is not certain."""
+    first = {identity(tensor.info): name for name, tensor in reversed([*model.items()])}
+    parameters = {
+        name: tensor.info.shape
+        for name, tensor in model.items()
+        if first[identity(tensor.info)] == name
+        and not name.endswith(BUFFERS)
+        and tensor.info.dtype.name.startswith(("float", "bfloat", "complex"))  # what has gradients
+    }
+    if has_order and len(parameters) == len(slots) and len({slot.group for slot in slots}) == 1:
+        pairs = zip(slots, parameters.values(), strict=True)
+        slots = [slot._replace(shape=slot.shape or shape) for slot, shape in pairs]  # some may have no state
+    by_shape: dict[_Shape, list[str]] = {}
+    for name, shape in parameters.items():
+        by_shape.setdefault(shape, []).append(name)
+    alike: dict[_Shape, list[_Slot]] = {}
+    for slot in slots:
+        if slot.shape is None:
+            counts = f"{len(slots):,} parameters in groups, {len(parameters):,} in the weights"
+            return f"{counts}, and no state says of which shape parameter {slot.key} is"
+        alike.setdefault(slot.shape, []).append(slot)
+    left: dict[_Shape, Iterator[str]] = {}
+    for shape, own in alike.items():
+        names, states_of = by_shape.get(shape, []), f"{len(own):,} states of {list(shape)}"
+        if len(names) != len(own):
+            return f"{states_of}, and {len(names):,} parameters of that shape"
+        if len({slot.group for slot in own}) > 1:
+            return f"{states_of} in several groups"
+        if len(own) > 1 and not has_order:
+            return f"{states_of}, and the file says nothing of the order of the names"
+        left[shape] = iter(names)
+    names = [next(left[slot.shape]) for slot in slots if slot.shape is not None]
+    places = {name: place for place, name in enumerate(parameters)}
+    for (before, group), (name, other) in pairwise((name, slot.group) for name, slot in zip(names, slots, strict=True)):
+        if has_order and group == other and places[name] < places[before]:
+            return f"going by shapes, group {group} has {name!r} behind {before!r}"
+    return names

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -24,15 +24,13 @@ from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.migration.changes import Changes
 from ckptool.migration.make_plan import make_plan
-from ckptool.migration.output import Place
-from ckptool.migration.output.opening import SinkFolder, mode_of, open_place
-from ckptool.migration.plan import OutFile, Plan
+from ckptool.migration.output import Place, SinkFolder, mode_of, open_place
+from ckptool.migration.plan import Plan
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import open_source
 from ckptool.sources.source import Meter, Progress, Source
 from ckptool.tensors.reading import LazyTensor
-from ckptool.tensors.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from ckptool.migration.casting import Lost
@@ -120,7 +118,12 @@ class Opened(Closing):
         limits = DEFAULT_LIMITS if job.verifies else None
         writing = Writing(checkpoint, self._plan, self._changes, limits, Meter(read_back, file.nbytes))
         with about(checkpoint.path):
-            checkpoint.announce(LazyTensor(file.name, info) for info in _read_for(file, self._plan))
+            begin, end = 0, len(self._plan.expected)
+            if file.reader is not None:  # a file of safetensors needs the tensors of its payloads alone
+                begin = sum(len(one.payloads) for one in self._plan.files[: job.number])
+                end = begin + len(file.payloads)
+            needed = islice(self._plan.expected, begin, end)
+            checkpoint.announce(LazyTensor(file.name, info) for _, info in needed)
             with open_place(job.place, progress, mode_of(checkpoint.source)) as output:
                 starts = writing.file(file, output, syncs=job.syncs, about=job.folder)
                 output.publish()
@@ -141,15 +144,6 @@ class Opened(Closing):
         self._opened.close()
 
 
-def _read_for(file: OutFile, whole: Plan) -> Iterator[TensorInfo]:
-    """Yield the tensors that one file of a plan reads: for safetensors, those of its payloads; else all."""
-    begin, count = 0, len(whole.expected)
-    if file.reader is not None:
-        begin = sum(len(one.payloads) for one in whole.files[: whole.files.index(file)])
-        count = len(file.payloads)
-    return (info for _, info in islice(whole.expected, begin, begin + count))
-
-
 def hand_out(
     writers: Writers,
     source: str,
@@ -160,7 +154,11 @@ def hand_out(
     folder: SinkFolder,
 ) -> list[int]:
     """Have the files of a folder written as jobs, record the results, and return the offsets of their payloads."""
-    jobs = _jobs(source, target, writing, folder)
+    plan, versions, order = writing.plan, _versions(writing.checkpoint.source), os.urandom(16).hex()
+    how = writing.limits is not None, writing.syncs(folder), folder.path
+    same = (source, target, writing.changes, *how, versions, _mark(plan), order)
+    numbered = [(number, file) for number, file in enumerate(plan.files) if file.payloads]
+    jobs = [Job(*same, at, one.name, one.nbytes, folder.elsewhere(one.name, one.nbytes)) for at, one in numbered]
     left = {job.number: job for job in jobs}
     starts: dict[int, array[int]] = {}
     far: tuple[dict[int, int], dict[int, int]] = {}, {}
@@ -170,46 +168,27 @@ def hand_out(
             if nbytes > known.get(number, 0):  # one that is done again does not go back
                 known[number] = nbytes
                 if show is not None:
-                    show(sum(known.values()), writing.plan.nbytes)
+                    show(sum(known.values()), plan.nbytes)
 
     with closing(writers(jobs, tell)) as found:
         for written in found:
-            job = left.pop(written.number, None)
-            if job is not None:  # else it was done twice
-                _take(written, job, writing)
-                starts[job.number] = written.starts
-    for job in left.values():
-        raise _failed(f"{job.name!r} was not written", folder)
-    for job in jobs:
-        _refuse_missing(job, folder)
+            if left.pop(written.number, None) is None:
+                continue  # it was done twice
+            _refuse_others(versions, written.versions)
+            versions.update(written.versions)
+            writing.readers.update(dict.fromkeys(written.readers))
+            copied = [plan.files[written.number].payloads[number].pieces() for number in written.compared]
+            for pieces in filter(None, copied):
+                pieces.release()
+            if plan.casting is not None:
+                plan.casting.written_elsewhere(written.lost)
+            starts[written.number] = written.starts
+    lacking = [f"{job.name!r} was not written" for job in left.values()]
+    for fact in chain(lacking, filter(None, (_lacks(job, folder) for job in jobs))):
+        raise OutputFailed(fact, kind="verification-failed", path=folder.path)
     writing.checkpoint.check_unchanged()
     writing.meter.read(sum(job.nbytes for job in jobs))
     return [start for number in sorted(starts) for start in starts[number]]
-
-
-def _jobs(source: str, target: str | None, writing: Writing, folder: SinkFolder) -> list[Job]:
-    how = writing.limits is not None, writing.syncs(folder), folder.path
-    same = (source, target, writing.changes, *how, _versions(writing.checkpoint.source), _mark(writing.plan))
-    order = os.urandom(16).hex()
-    return [
-        Job(*same, order, number, one.name, one.nbytes, folder.elsewhere(one.name, one.nbytes))
-        for number, one in enumerate(writing.plan.files)
-        if one.payloads
-    ]
-
-
-def _take(written: Written, job: Job, writing: Writing) -> None:
-    """Record what another process found as it wrote a file, as if it had been found here."""
-    _refuse_others(job.versions, written.versions)
-    job.versions.update(written.versions)
-    writing.readers.update(dict.fromkeys(written.readers))
-    copied = writing.plan.files[job.number].payloads
-    for number in written.compared:
-        pieces = copied[number].pieces()
-        if pieces is not None:
-            pieces.release()
-    if writing.plan.casting is not None:
-        writing.plan.casting.written_elsewhere(written.lost)
 
 
 def _mark(plan: Plan) -> int:
@@ -235,17 +214,12 @@ def _changed(path: str) -> SourceChanged:
     return SourceChanged("the file was changed while it was being read", hint=hint, path=path)
 
 
-def _refuse_missing(job: Job, folder: SinkFolder) -> None:
-    """Raise OutputFailed unless the file of a job is in the temporary folder, with its planned size."""
+def _lacks(job: Job, folder: SinkFolder) -> str:
+    """Return why the file of a job is not in the temporary folder with its planned size; empty if it is."""
     try:
         source, _ = open_source(folder.reading_path(job.name))
     except FileUnavailable as error:
-        raise _failed(f"{job.name!r} is not there: {error.message}", folder) from error
-    nbytes = source.nbytes
-    source.close()
-    if nbytes != job.nbytes:
-        raise _failed(f"{job.name!r} has {nbytes:,} bytes, and {job.nbytes:,} were planned", folder)
-
-
-def _failed(what: str, folder: SinkFolder) -> OutputFailed:
-    return OutputFailed(what, kind="verification-failed", path=folder.path)
+        return f"{job.name!r} is not there: {error.message}"
+    with closing(source):
+        is_whole = source.nbytes == job.nbytes
+        return "" if is_whole else f"{job.name!r} has {source.nbytes:,} bytes, and {job.nbytes:,} were planned"

@@ -59,8 +59,7 @@ from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import Frame, KeptLayout, end_records
 from ckptool.migration.tree_rewriter import UNTYPED, TreeRewriter
 from ckptool.migration.verify import Expected, compare_tensors, expected_tensors, in_its_file, reading_back
-from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Inert, PersistentId
+from ckptool.pickles.nodes import Call, Inert, PersistentId, global_of, sourced_class
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import FileSource
 from ckptool.sources.journal import Run, poisoned_at
@@ -85,7 +84,8 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
     """
     source, record, old, checksum = archive.source, archive[name], name.encode(), crc32(pickled)
     directory = find_directory(source)
-    entries, end = bytearray(source.read(directory.offset, directory.nbytes)), _end_of(source)
+    entries, start = bytearray(source.read(directory.offset, directory.nbytes)), max(0, source.nbytes - END_SEARCH)
+    end = start + source.read(start, source.nbytes - start).rfind(END_MAGIC)  # that which gives the directory
     comment = source.read(end + END.size, source.nbytes - end - END.size)
     at = _entry(entries, old)
     header = next(one.header for one in read_entries(source, directory) if one.name == old)
@@ -103,7 +103,11 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
         if any(local[14:18]):
             runs.append(Run(header + 14, encoded))
     else:
-        unused = _free_name(archive, name).encode()
+        taken = {one.lower() for one in archive}
+        names = (f"{name[: -len('data.pkl')]}{_UNUSED}{mark}" for mark in _MARKS)
+        unused = next((one.encode() for one in names if one.lower() not in taken), None)
+        if unused is None:
+            raise not_in_place(f"it holds {len(_MARKS)} old pickles by now")
         entries[at + ENTRY.size : at + ENTRY.size + len(old)] = unused
         frame = Frame(old, len(pickled), directory.offset)
         member = frame.local() + pickled + frame.descriptor(checksum)
@@ -127,22 +131,6 @@ def _entry(entries: bytearray, name: bytes) -> int:
             return at
         at = begin + name_n + extra_n + comment_n
     raise not_in_place("its data.pkl has another name in the directory")
-
-
-def _free_name(archive: Archive, name: str) -> str:
-    """Return a free name for the old pickle, as long as its own, so that nothing else of its header changes."""
-    folder = name[: -len("data.pkl")]
-    taken = {one.lower() for one in archive}
-    for mark in _MARKS:
-        if f"{folder}{_UNUSED}{mark}".lower() not in taken:
-            return f"{folder}{_UNUSED}{mark}"
-    raise not_in_place(f"it holds {len(_MARKS)} old pickles by now")
-
-
-def _end_of(source: Source) -> int:
-    """Return the offset of the end record, which ``find_directory`` found."""
-    start = max(0, source.nbytes - END_SEARCH)
-    return start + source.read(start, source.nbytes - start).rfind(END_MAGIC)
 
 
 def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
@@ -191,7 +179,17 @@ def migrate_in_place(path: str, changes: Changes, *, dry_run: bool, deep: bool, 
                 plan, edit = plan_edit(checkpoint, changes)
                 plan = replace(plan, target=path)
                 selection.refuse_nothing(checkpoint, plan, changes)
-            planned = _with_unused(report.planned(checkpoint, plan, changes, edit.nbytes), checkpoint, plan)
+            planned = report.planned(checkpoint, plan, changes, edit.nbytes)
+            if checkpoint.rebuilder is not None and plan.dropped:
+                used = {storage.offset for storage in _storages(plan)}
+                references = (node for one in checkpoint.pickles for node in one.persistent_ids)
+                stored = [one.ref for one in map(checkpoint.rebuilder.storage, references) if one is not None]
+                unused = sum({one.offset: one.nbytes for one in stored if one.offset not in used}.values())
+                note = (
+                    f"{show_nbytes(unused)} of what is left out stay in the file, unused; with `compact=True` they go"
+                )
+                notes = (*planned.notes, note) if unused else planned.notes
+                planned = planned._replace(unused_nbytes=unused, notes=notes)
             is_done = not (plan.retagged or plan.renamed or plan.dropped or plan.metadata)
             written, calls = 0 if is_done else edit.written_nbytes, selection.kept_calls(plan, changes)
             planned = planned._replace(calls=calls, how="in place", written_nbytes=written)
@@ -219,18 +217,6 @@ def _verify(fd: int, edit: FileEdit, expected: Sequence[Expected], limits: Limit
         if any(found.source.read(run.offset, len(run.data)) != run.data for run in edit.runs):
             raise OutputFailed("its index is not what was to be written", kind="verification-failed")
         compare_tensors(found, expected, in_its_file)
-
-
-def _with_unused(planned: MigrationReport, checkpoint: Checkpoint, plan: Plan) -> MigrationReport:
-    """Return a report with the number of bytes of tensors that nothing in the edited file refers to any more."""
-    rebuilder, used = checkpoint.rebuilder, {storage.offset for storage in _storages(plan)}
-    if rebuilder is None or not plan.dropped:
-        return planned
-    stored = [rebuilder.storage(node) for one in checkpoint.pickles for node in one.persistent_ids]
-    known = {one.ref.offset: one.ref.nbytes for one in stored if one is not None}
-    nbytes = sum(size for offset, size in known.items() if offset not in used)
-    note = f"{show_nbytes(nbytes)} of what is left out stay in the file, unused; with `compact=True` they go"
-    return planned._replace(unused_nbytes=nbytes, notes=(*planned.notes, note) if nbytes else planned.notes)
 
 
 def as_clone(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Plan | None:
@@ -368,7 +354,7 @@ class KeepsStream(KeepsMembers):
     """For a legacy stream whose storages stay: calls and storages in its tree stay as well, except their devices."""
 
     def _persistent_id(self, node: PersistentId) -> Inert:
-        found = None if nodes.sourced_class(node.pid) else self._rebuilder.storage(node)
+        found = None if sourced_class(node.pid) else self._rebuilder.storage(node)
         if found is None or not isinstance(node.pid, tuple):
             return node
         storage = found.ref.whole or found.ref
@@ -378,7 +364,7 @@ class KeepsStream(KeepsMembers):
         return self._finish(PersistentId((*node.pid[:3], new, *node.pid[4:])))
 
     def _call(self, node: Call) -> Inert:
-        func = nodes.global_of(node.func)
+        func = global_of(node.func)
         if func is None:
             return node
         if (func.module, func.name) == ("torch.storage", "_load_from_bytes"):

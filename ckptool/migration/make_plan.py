@@ -19,24 +19,19 @@ from ckptool.messages import as_path
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
-from ckptool.migration.selection import without_refused
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import KeptLayout
-from ckptool.names import renaming
-from ckptool.names.renaming import Filter, Trials
+from ckptool.names.renaming import Filter, Rule, Trials, strip_module, strip_wrappers
 from ckptool.names.wrappers import COMPONENTS, DATA_PARALLEL
 from ckptool.pickles import nodes
 from ckptool.recipes import requested_recipe
-from ckptool.recipes.apply import Move
-from ckptool.recipes.find import settings_of
 from ckptool.tensors.payloads import ComputedWeight
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
 if TYPE_CHECKING:
-    from ckptool.migration.casting import Casting
     from ckptool.recipes.apply import Move
-    from ckptool.recipes.find import RequestedRecipe
+    from ckptool.recipes.find import Layout
     from ckptool.recipes.like import Route
 
 Merge: TypeAlias = Callable[[Checkpoint, Weights], tuple[Weights, Sequence[ComputedWeight]]]
@@ -67,25 +62,18 @@ def make_plan(
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
     keeps_tags = form not in ("safetensors", "dcp")
     marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
-    if changes.makes_folder:
-        target = folder_path(dst, checkpoint, form, marks)
-    else:
-        target = target_path(dst, checkpoint, form, marks)
+    target = (folder_path if changes.makes_folder else target_path)(dst, checkpoint, form, marks)
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
-    casting = _casting(changes, trials)
-    layout = kept or KeptLayout()
-    plan = Plan(
-        form=form,
-        target=target,
-        location=changes.to,
-        names=names,
-        casting=casting,
-        keeps_layout=bool(kept),
-        notes=notes,
-    )
-    is_dict = checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
-    is_whole_dcp = form == "dcp" and is_dict and not _picks(changes) and merge is None  # a state dict, as DCP saves it
+    casting, layout = None, kept or KeptLayout()
+    if changes.dtype:
+        from ckptool.migration.casting import Casting  # most plans cast nothing
+
+        casting = Casting(str(changes.dtype), tuple(changes.keep_dtype), trials, saturate=changes.saturate)
+    is_kept = bool(kept)
+    plan = Plan(form, target, changes.to, names, casting=casting, keeps_layout=is_kept, notes=notes)
+    is_whole_dcp = form == "dcp" and not _picks(changes) and merge is None  # a state dict, as DCP saves it
+    is_whole_dcp &= checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
     if changes.optimizer_names and not is_whole_dcp:
         what = "optimizers get names of parameters where everything is written with form 'dcp'"
         _refuse(what, "Leave out `optimizer_names=`.")
@@ -94,7 +82,7 @@ def make_plan(
     if is_whole_dcp or form == "same" or (form == "model" and changes.model is None):
         return _of_everything(plan, checkpoint, changes, wrappers, merge, layout)
     numbers = changes.recipe_arguments if changes.recipe is not None or not changes.join else {}
-    recipe = way or requested_recipe(changes.recipe, numbers, reverse=changes.reverse)
+    recipe = way.applied if way else requested_recipe(changes.recipe, numbers, reverse=changes.reverse)
     plan, weights = _prepared(plan, checkpoint, changes, merge, recipe)
     return _of_weights(plan, checkpoint, weights, changes, layout)
 
@@ -108,12 +96,23 @@ def _of_everything(
     layout: KeptLayout,
 ) -> Plan:
     """Return the plan of a file that keeps all values of the source, or of a folder of DCP with all of them."""
-    plan = replace(plan, names=_read_of_all(checkpoint, plan.names))
-    replaced = None
+    names = _read(checkpoint, plan.names, by_name(checkpoint))
+    refuse_lost(checkpoint)
+    left_out: set[int] = set()
+    for one in by_name(checkpoint) if not names.filter.takes_all else ():
+        left_out |= {id(tensor) for name, tensor in one.items() if not names.filter.takes(name, one.key)}
+    refuse_broken(tensor for tensor in checkpoint.tensors.values() if id(tensor) not in left_out)
+    plan, replaced = replace(plan, names=names), None
     if merge is not None:
         replaced, made = _put_in_place(checkpoint, changes, merge)
         plan = replace(plan, made=made)
-    model = _model_in(checkpoint, changes) if plan.form == "model" else None
+    model = choose(checkpoint, changes.key, changes.weights) if plan.form == "model" else None
+    if model is not None and model.class_name is None:
+        raise MigrationRefused(
+            f"{checkpoint.format} holds weights and no model",
+            kind="no-model",
+            hint="Name the class to build with `model='package.module:Class'`.",
+        )
     edited = torch_plan.edit_everything(plan, checkpoint, changes, wrappers, model, replaced, layout.rewriter)
     if plan.form == "dcp":
         from ckptool.migration import dcp_plan  # most plans are of files
@@ -150,6 +149,7 @@ def _of_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Ch
         MigrationRefused: No rule matches a tensor, or a tensor cannot be cut by its rule.
     """
     from ckptool.recipes.apply import Move  # few are cut
+    from ckptool.recipes.find import settings_of
     from ckptool.recipes.slices import SliceRules, refuse_width, slices
 
     rules, ranks = SliceRules(changes.join), changes.cut or 1
@@ -189,7 +189,7 @@ def _of_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Ch
 
 
 def _prepared(
-    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: RequestedRecipe | Route | None
+    plan: Plan, checkpoint: Checkpoint, changes: Changes, merge: Merge | None, recipe: Layout | None
 ) -> tuple[Plan, Weights]:
     """Return the plan with the weights as they are to be written, and the weights."""
     try:
@@ -214,7 +214,7 @@ def _prepared(
     moves: Sequence[Move] = ()
     notes = plan.notes
     if recipe is not None:
-        weights, moves, kept = recipe.applied(checkpoint, weights)
+        weights, moves, kept = recipe(checkpoint, weights)
         notes += kept
     if merge is not None:
         weights, merged = merge(checkpoint, weights)
@@ -224,7 +224,7 @@ def _prepared(
     if plan.form == "model":  # it is built from tensors alone
         weights = weights.without(weights.others)
     elif plan.form == "state_dict" and not changes.keep_calls:
-        weights = without_refused(checkpoint, weights, drop=changes.drop_unsupported)
+        weights = selection.without_refused(checkpoint, weights, drop=changes.drop_unsupported)
     return replace(plan, names=names, weights=weights, made=made, moves=moves, notes=notes), weights
 
 
@@ -271,25 +271,6 @@ def _put_in_place(
     return replaced, made
 
 
-def _casting(changes: Changes, trials: Trials) -> Casting | None:
-    if not changes.dtype:
-        return None
-    from ckptool.migration.casting import Casting  # most plans cast nothing
-
-    return Casting(str(changes.dtype), tuple(changes.keep_dtype), trials, saturate=changes.saturate)
-
-
-def _read_of_all(checkpoint: Checkpoint, names: NameChanges) -> NameChanges:
-    """Return changes with their globs resolved for everything; refuse tensors that are taken and are lost or broken."""
-    names = _read(checkpoint, names, by_name(checkpoint))
-    refuse_lost(checkpoint)
-    left_out: set[int] = set()
-    for one in by_name(checkpoint) if not names.filter.takes_all else ():
-        left_out |= {id(tensor) for name, tensor in one.items() if not names.filter.takes(name, one.key)}
-    refuse_broken(tensor for tensor in checkpoint.tensors.values() if id(tensor) not in left_out)
-    return names
-
-
 def _read(checkpoint: Checkpoint, names: NameChanges, state_dicts: Sequence[StateDict]) -> NameChanges:
     """Return changes with their globs resolved: as names in state dicts, or as full paths."""
     there = {} if names.filter.takes_all else selection.names_of(checkpoint, state_dicts)
@@ -318,12 +299,12 @@ def form_of(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, merges
 
 def _name_changes(changes: Changes, trials: Trials) -> tuple[NameChanges, frozenset[str]]:
     """Return the changes of names, and the classes of the wrappers that whole models are taken out of."""
-    strip: tuple[renaming.Rule, ...] = ()
+    strip: tuple[Rule, ...] = ()
     classes: frozenset[str] = frozenset()
     if changes.strip_wrappers:
-        strip, classes = (renaming.strip_wrappers,), frozenset(COMPONENTS)
+        strip, classes = (strip_wrappers,), frozenset(COMPONENTS)
     elif changes.strip_module:
-        strip, classes = (renaming.strip_module,), frozenset(DATA_PARALLEL.classes)
+        strip, classes = (strip_module,), frozenset(DATA_PARALLEL.classes)
     rules = (*strip, *selection.noted([rule for rule in changes.rename if callable(rule)], trials))
     return NameChanges(rules, Filter(tuple(changes.include), tuple(changes.exclude))), classes
 
@@ -345,18 +326,6 @@ def _default_form(dst: str | None, checkpoint: Checkpoint, changes: Changes, *, 
     if picks or is_made or (suffix and not checkpoint.traits.has_tree):
         return "state_dict"
     return "same"
-
-
-def _model_in(checkpoint: Checkpoint, changes: Changes) -> StateDict:
-    """Return the whole model that a checkpoint holds."""
-    chosen = choose(checkpoint, changes.key, changes.weights)
-    if chosen.class_name is None:
-        raise MigrationRefused(
-            f"{checkpoint.format} holds weights and no model",
-            kind="no-model",
-            hint="Name the class to build with `model='package.module:Class'`.",
-        )
-    return chosen
 
 
 def _refuse_contradictions(form: TargetForm, changes: Changes, *, picks: bool) -> None:

@@ -8,11 +8,10 @@ reads the new file back; only then does the file get its name. The source is onl
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptool.arguments import checked
+from ckptool.arguments import Unpack, checked
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
@@ -21,8 +20,8 @@ from ckptool.migration import report, selection
 from ckptool.migration.changes import Changes, MigrateOptions, changes_of
 from ckptool.migration.in_place import as_clone, migrate_in_place
 from ckptool.migration.make_plan import Merge, make_plan
+from ckptool.migration.output import mode_of, open_sink
 from ckptool.migration.output.editing import open_for_editing
-from ckptool.migration.output.opening import mode_of, open_sink
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.target import refuse_address
 from ckptool.migration.writing import Writing
@@ -37,11 +36,6 @@ if TYPE_CHECKING:
     from ckptool.checkpoints.checkpoint import Checkpoint
     from ckptool.migration.file_jobs import Writers
     from ckptool.recipes.slices import Joined
-
-if sys.version_info >= (3, 11):
-    from typing import Unpack
-elif TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class WriteOptions(NamedTuple):

@@ -60,7 +60,7 @@ def file_of_bytes(name: str, data: bytes) -> OutFile:
     return OutFile(name, len(data), lambda _: iter([data]))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plan:
     """One migration, ready to be carried out once ``files`` is set: the files, and what is to be found in them."""
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from ckptool.checkpoints.checkpoint import Checkpoint, StateDict, walk_of
+from ckptool.checkpoints.checkpoint import Checkpoint, walk_of
 from ckptool.checkpoints.modules import unwrapped
 from ckptool.checkpoints.quantized import within
 from ckptool.checkpoints.roles import NO_WEIGHTS, is_of_training
@@ -140,8 +140,14 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
     outside = [] if plan.weights is None else list(_outside_of(checkpoint, plan.weights))
     dropped += outside
     at_root: Collection[str] = next((one for one in checkpoint.state_dicts if not one.key), ())
-    loses_training = _loses_training(checkpoint, plan, dropped)
-    before = _facts(checkpoint)
+    optimizers = [one for one in checkpoint.state_dicts if one.role == "optimizer"]
+    paths = {f"{path}." for one in optimizers for path in one.own_keys or [one.key]}
+    gone = [f"{path}." for path in dropped]
+    is_lost = any(path.startswith(head) or head.startswith(path) for path in paths for head in gone)
+    loses_training = bool(optimizers) and (plan.weights is not None or is_lost)
+    infos = [tensor.info for tensor in checkpoint.tensors.values()]
+    counts = count(infos, cancellation=checkpoint.source.cancellation)
+    prefixes = prefixes_of(checkpoint.weights or ())
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=shown_path(plan.target),
@@ -163,7 +169,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         verified=False,
         written=False,
         read_back_by=(),
-        before=before,
+        before=FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes),
         after=_planned_facts(checkpoint, plan, nbytes),
         notes=tuple(_notes(checkpoint, plan, changes, loses_training=loses_training)),
         files=tuple(WrittenFile(one.name, one.nbytes) for one in plan.files if plan.is_folder),
@@ -182,13 +188,6 @@ def _outside_of(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
         taken = {one for parts in weights.made_of.values() for one in parts}
         inside = {name for name, _ in within(outside, {*weights.old_names.values(), *taken, *weights.dropped})}
         yield from (path for path in outside if path not in inside)
-
-
-def _facts(checkpoint: Checkpoint) -> FileFacts:
-    cancellation = checkpoint.source.cancellation
-    counts = count([tensor.info for tensor in checkpoint.tensors.values()], cancellation=cancellation)
-    prefixes = prefixes_of(checkpoint.weights or ())
-    return FileFacts(checkpoint.format, checkpoint.form, checkpoint.file_nbytes, *counts, prefixes)
 
 
 def _planned_facts(checkpoint: Checkpoint, plan: Plan, nbytes: int) -> FileFacts:
@@ -221,14 +220,14 @@ def _new_names(checkpoint: Checkpoint, plan: Plan) -> list[str]:
 
 
 def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_training: bool) -> Iterator[str]:
+    weights = plan.weights
     if loses_training:
         yield "training cannot be resumed from it: the optimizer's state is left out"
-    if plan.weights is not None and not plan.builds_model:
+    if weights is not None and not plan.builds_model:
         if checkpoint.traits.program is not None:
             yield f"it holds weights alone: the program in the {checkpoint.format} file is left out"
-        elif plan.weights.state_dict.class_name is not None:
-            yield f"it holds weights alone: to load them, build {_class_inside(plan.weights, changes)} first"
-            yield from _assumed_versions(plan.weights)
+        elif weights.state_dict.class_name is not None:
+            yield from _without_class(weights, changes)
     yield from _prefixes(checkpoint, plan)
     yield from _refused(checkpoint, plan)
     if checkpoint.member:
@@ -238,58 +237,81 @@ def _notes(checkpoint: Checkpoint, plan: Plan, changes: Changes, *, loses_traini
         classes = len(checkpoint.class_sources)
         yield f"the source of {classes:,} class{'es' * (classes > 1)} is left out: 'ckptool inspect' can print it"
     yield from plan.notes
-    if plan.form == "safetensors" and plan.is_folder and changes.config_from is None:
-        from ckptool.migration.safetensors_plan import left_behind  # most write one file
-
-        yield from left_behind(checkpoint)
-    if _leaves_settings(checkpoint, plan):
-        yield f"{ADAPTER!r} beside the source stays there, and says how strong the adapter is: copy it, too"
+    yield from _left_in_folder(checkpoint, plan, changes)
     if empty := [str(name) for name, info in plan.expected if info.location == "meta" and info.storage is None]:
         yield no_values(empty)
-    yield from _stays_on_devices(plan, changes)
+    if changes.to is None and plan.form in ("same", "state_dict") and not plan.builds_model:
+        found = dict.fromkeys(info.location for name, info in plan.expected if name not in (plan.packed or ()))
+        if tags := [tag for tag in found if tag.partition(":")[0] not in ("cpu", "meta")]:
+            fact = f"tensors stay on {some(tags)}: loading asks for that device, unless map_location says otherwise"
+            yield f"{fact}; for a machine without it, `to='cpu'`"
     yield from _without_effect(checkpoint, plan, changes)
     yield from _of_optimizers(checkpoint, plan, changes)
     yield from _of_versions(checkpoint, plan)
-    if plan.weights is not None:
-        yield from filter(None, [left_beside(checkpoint, changes.key, plan.weights.state_dict)])
-        yield from _outside(checkpoint, plan.weights)
-        yield from _of_averages(checkpoint, plan.weights.state_dict)
+    yield from _beside(checkpoint, plan, changes)
     yield from selection.notes(checkpoint, plan, changes)
-    yield from _unlike_asked(checkpoint, plan, changes)
+    kept = sum(info.location == "meta" for _, info in plan.expected)
+    if kept and (changes.to or changes.dtype):
+        yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
+    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in plan.header:
+        yield "no room is left to record the order of names: it is that of the header alone"
     for said, many in Counter(one.said for one in plan.made).items():
         yield f"{counted(many, 'weight')}: {said}"
     if changes.break_quantized and (broken := selection.broken(checkpoint, plan)):
         yield broken
 
 
-def _stays_on_devices(plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield a note on the devices that tensors stay on, where none was requested and the format records devices."""
-    if changes.to is None and plan.form in ("same", "state_dict") and not plan.builds_model:
-        packed = plan.packed or ()
-        found = dict.fromkeys(info.location for name, info in plan.expected if name not in packed)
-        if tags := [tag for tag in found if tag.partition(":")[0] not in ("cpu", "meta")]:
-            fact = f"tensors stay on {some(tags)}: loading asks for that device, unless map_location says otherwise"
-            yield f"{fact}; for a machine without it, `to='cpu'`"
+def _left_in_folder(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield notes on the settings of a model, or of an adapter, that stay in the source's folder."""
+    path, target = checkpoint.path, plan.target
+    if is_remote(path) or not os.path.exists(path):
+        return
+    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    if plan.form == "safetensors" and plan.is_folder and changes.config_from is None:
+        from ckptool.migration.safetensors_plan import left_behind  # most write one file
 
-
-def _leaves_settings(checkpoint: Checkpoint, plan: Plan) -> bool:
-    """Return whether an adapter's settings are in the source's folder, and not in the result's."""
-    path = checkpoint.path
-    if is_remote(path) or not (os.path.isdir(path) or os.path.basename(path).startswith("adapter_model.")):
-        return False
-    place, target = (path if os.path.isdir(path) else os.path.dirname(path) or os.curdir), plan.target
+        yield from left_behind(place)
+    is_adapter = place == path or os.path.basename(path).startswith("adapter_model.")
     to = target if plan.is_folder else os.path.dirname(target) or os.curdir
-    return os.path.exists(os.path.join(place, ADAPTER)) and (is_remote(target) or not is_same_file(place, to))
+    if (
+        is_adapter
+        and os.path.exists(os.path.join(place, ADAPTER))
+        and (is_remote(target) or not is_same_file(place, to))
+    ):
+        yield f"{ADAPTER!r} beside the source stays there, and says how strong the adapter is: copy it, too"
 
 
-def _class_inside(weights: Weights, changes: Changes) -> str:
-    """Return the class of the model that has the weights, inside the wrappers whose prefixes were stripped."""
+def _without_class(weights: Weights, changes: Changes) -> Iterator[str]:
+    """Yield notes on the class of a model, inside wrappers that were stripped, and on the versions that are assumed."""
     node, name = weights.state_dict.node, weights.state_dict.class_name
     classes = frozenset(COMPONENTS if changes.strip_wrappers else DATA_PARALLEL.classes)
     strips = changes.strip_wrappers or changes.strip_module
     while strips and weights.renamed and (inside := unwrapped(node, classes)) is not None:
         node, name = inside, nodes.class_name(inside)
-    return str(name)
+    yield f"it holds weights alone: to load them, build {name} first"
+    if assumed := list(dict.fromkeys(weights.assumed.values())):
+        yield (
+            f"the file does not say of which version {some(assumed)} was: it is written as 1, the oldest, and a newer "
+            f"class may convert the weights when it loads them"
+        )
+
+
+def _beside(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
+    """Yield notes on what is left beside the weights: other weights, tensors of a whole model, averages."""
+    if plan.weights is None:
+        return
+    chosen = plan.weights.state_dict
+    yield from filter(None, [left_beside(checkpoint, changes.key, chosen)])
+    if chosen.class_name is not None and (
+        names := [name for name in checkpoint.attributes if name.startswith(chosen.head)]
+    ):
+        many, walk = counted(len(names), "tensor"), walk_of(checkpoint, chosen)
+        foreign = walk.foreign_classes if walk is not None else []
+        more = f"; {some(foreign)} may save more in code" if foreign else ""
+        yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}{more}"
+    if not chosen.parts and all(one is not chosen for one in checkpoint.state_dicts):
+        averaged = "averaged weights are under the names of those that they are averages of; the rest is not averaged"
+        yield averaged if chosen.role == "ema" else "averaged weights among the others are left out"
 
 
 def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
@@ -333,15 +355,6 @@ def _beside_weights(checkpoint: Checkpoint, plan: Plan) -> Iterator[tuple[str, T
     for name in names:
         if name not in known and not is_of_training(name, [name]) and not f"{name}.".startswith(dropped or "\0"):
             yield renamed.get(name, name), checkpoint.tensors[name].info
-
-
-def _unlike_asked(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
-    """Yield notes on requests that could not be met."""
-    kept = sum(info.location == "meta" for _, info in plan.expected)
-    if kept and (changes.to or changes.dtype):
-        yield f"{counted(kept, 'tensor')} on the meta device, without values: they stay as they are"
-    if plan.keeps_layout and checkpoint.recorded.order and ORDER_KEY.encode() not in plan.header:
-        yield "no room is left to record the order of names: it is that of the header alone"
 
 
 def _of_optimizers(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Iterator[str]:
@@ -414,48 +427,14 @@ def _prefixes(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
         yield f"every name begins with {prefixes[0]!r}: for a model without it, `{option}`"
 
 
-def _assumed_versions(weights: Weights) -> Iterator[str]:
-    """Yield a note on classes for which version 1 is written because the file records no version."""
-    classes = list(dict.fromkeys(weights.assumed.values()))
-    if classes:
-        yield (
-            f"the file does not say of which version {some(classes)} was: it is written as 1, the oldest, and a newer "
-            f"class may convert the weights when it loads them"
-        )
-
-
-def _outside(checkpoint: Checkpoint, weights: Weights) -> Iterator[str]:
-    """Yield a note on tensors of a whole model that are left out because its state_dict() does not have them."""
-    if weights.state_dict.class_name is not None:
-        names = [name for name in checkpoint.attributes if name.startswith(weights.state_dict.head)]
-        if names:
-            many = counted(len(names), "tensor")
-            walk = walk_of(checkpoint, weights.state_dict)
-            foreign = walk.foreign_classes if walk is not None else []
-            more = f"; {some(foreign)} may save more in code" if foreign else ""
-            yield f"{many} outside the state_dict() {'is' if len(names) == 1 else 'are'} left out: {some(names)}{more}"
-
-
-def _of_averages(checkpoint: Checkpoint, chosen: StateDict) -> Iterator[str]:
-    """Yield a note on averaged weights that are stored among other weights."""
-    if not chosen.parts and all(one is not chosen for one in checkpoint.state_dicts):
-        averaged = "averaged weights are under the names of those that they are averages of; the rest is not averaged"
-        yield averaged if chosen.role == "ema" else "averaged weights among the others are left out"
-
-
-def _loses_training(checkpoint: Checkpoint, plan: Plan, dropped: list[str]) -> bool:
-    optimizers = [one for one in checkpoint.state_dicts if one.role == "optimizer"]
-    own = {f"{path}." for one in optimizers for path in one.own_keys or [one.key]}
-    gone = [f"{path}." for path in dropped]
-    lost = any(path.startswith(head) or head.startswith(path) for path in own for head in gone)
-    return bool(optimizers) and (plan.weights is not None or lost)
-
-
 def sections_of(report: MigrationReport) -> Iterator[Section]:
     """Yield the file before and after, then every change."""
     yield Fact("result", [_result(report)])
     yield Fact("source", [show(report.source)])
-    yield Fact("content", [_taken(report)])
+    built = ", into a model that is built" if report.form == "model" else ""
+    weights = f"the weights{f' under {show(report.weights_key)}' if report.weights_key else ''}{built}"
+    everything = "the model" if report.form == "model" else "everything"
+    yield Fact("content", [everything if report.weights_key is None else weights])
     yield Sides(("before", "after"), list(_rows(report.before, report.after)))
     tags = report.retagged.items()
     yield Fact("device", [f"{show(tag)} -> {new_tag(report.location, tag)}: {count:,}" for tag, count in tags])
@@ -467,7 +446,10 @@ def sections_of(report: MigrationReport) -> Iterator[Section]:
     yield Fact("cast", list(_casts(report)))
     yield Fact("tied", [f"{show(name)} is {show(kept)}" for name, kept in report.tied.items()])
     yield Fact("metadata", [f"{show(key)}: {show(cut(text))}" for key, text in report.metadata.items()])
-    yield Fact("left out", _left_out(report))
+    at_root = set(report.dropped_at_root) if len(report.dropped_at_root) > 1 else set()  # whose names share nothing
+    rest = [name for name in report.dropped if name not in at_root]
+    under_none = [f"the weights under no key: {len(at_root):,} entries"] if at_root else []
+    yield Fact("left out", [*under_none, *grouped(rest, "entries")])
     yield Fact("calls", [show(name) for name in report.calls])
     yield Fact("files", [f"{show(file.name)}, {show_nbytes(file.nbytes)}" for file in report.files])
     yield Fact("note", [show(note) for note in report.notes])
@@ -486,13 +468,6 @@ def _result(report: MigrationReport) -> str:
     return f"{done}, and read back by {' and '.join(report.read_back_by)}"
 
 
-def _taken(report: MigrationReport) -> str:
-    if report.weights_key is None:
-        return "the model" if report.form == "model" else "everything"
-    where = f" under {show(report.weights_key)}" if report.weights_key else ""
-    return f"the weights{where}{', into a model that is built' if report.form == 'model' else ''}"
-
-
 def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
     yield "format", *(f"{file.format}, {show_nbytes(file.file_nbytes)}" for file in files)
     yield "form", *(FORMS[file.form] for file in files)
@@ -501,15 +476,6 @@ def _rows(*files: FileFacts) -> Iterator[tuple[str, ...]]:
     yield "devices", *(counts(_most_first(file.devices)) or "-" for file in files)
     yield "dtypes", *(counts(_most_first(file.dtypes)) or "-" for file in files)
     yield from prefix_facts(*(file.prefixes for file in files))
-
-
-def _left_out(report: MigrationReport) -> list[str]:
-    """Return what was left out; weights under no key take one line, as their names share nothing."""
-    at_root = set(report.dropped_at_root)
-    if len(at_root) < 2:
-        return grouped(report.dropped, "entries")
-    rest = [name for name in report.dropped if name not in at_root]
-    return [f"the weights under no key: {len(at_root):,} entries", *grouped(rest, "entries")]
 
 
 def _casts(report: MigrationReport) -> Iterator[str]:
@@ -523,12 +489,10 @@ def _casts(report: MigrationReport) -> Iterator[str]:
             yield many
             continue
         casts.sort(key=lambda cast: -cast.max_error)
-        yield f"{many}, off by at most {casts[0].max_error:.3g}{_cut(sum(cast.overflowed for cast in casts))}"
-        yield from (f"{show(cast.name)}: {cast.max_error:.3g}{_cut(cast.overflowed)}" for cast in casts)
-
-
-def _cut(overflowed: int) -> str:
-    return f", {overflowed:,} cut to the largest value" if overflowed else ""
+        lines = [(f"{many}, off by at most", casts[0].max_error, sum(cast.overflowed for cast in casts))]
+        lines += [(f"{show(cast.name)}:", cast.max_error, cast.overflowed) for cast in casts]
+        for what, error, overflowed in lines:
+            yield f"{what} {error:.3g}" + (f", {overflowed:,} cut to the largest value" if overflowed else "")
 
 
 def _most_first(found: Mapping[str, int]) -> dict[str, int]:

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from ckptool.cancellation import Cancellation, each
@@ -45,8 +46,7 @@ from ckptool.migration.changes import Changes, most_nbytes_of
 from ckptool.migration.plan import METADATA, OutFile, Part, Plan, file_of_bytes, is_plain, split
 from ckptool.migration.selection import dropped_metadata
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import is_remote
-from ckptool.tensors.payloads import Payload, payload_of
+from ckptool.tensors.payloads import payload_of
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
 
@@ -81,7 +81,10 @@ def plan_weights(
     _refuse_reserved(new, tied, kept)
     sizes = ((name, tensor.info.nbytes) for name, tensor in kept.items())
     parts = [list(kept)] if most_nbytes is None else split(sizes, most_nbytes) or [[]]
-    orders = [_packing_order(part, kept) for part in parts] if start is None else parts
+    orders = parts
+    if start is None:  # the order in which the reference library packs them
+        codes = {name: str(tensor.info.dtype.safetensors) for name, tensor in kept.items()}
+        orders = [sorted(part, key=lambda name: (-_DTYPE_ORDER.index(codes[name]), name)) for part in parts]
     is_one = len(parts) == 1
     found = [name for part in (orders if is_one else parts) for name in part]  # the order without a record of it
     order = tuple(tensors)
@@ -123,9 +126,11 @@ def _select(
 ) -> tuple[dict[str, LazyTensor], dict[str, str], list[str]]:
     """Return the tensors that the format can hold, in order; tied names with the name to keep; other entries."""
     cancellation = checkpoint.source.cancellation
-    unsupported = {
-        name: tensor for name, tensor in each(weights.tensors.items(), cancellation) if not _is_plain(tensor)
-    }
+    unsupported = {}
+    for name, tensor in each(weights.tensors.items(), cancellation):
+        code = tensor.info.dtype.safetensors
+        if not is_plain(tensor.info) or code is None or (code == "F4" and not tensor.shape):
+            unsupported[name] = tensor
     refuse_others(checkpoint, {**unsupported, **weights.others}, drop=changes.drop_unsupported)
     if "__metadata__" in weights.tensors:
         raise MigrationRefused(
@@ -134,7 +139,11 @@ def _select(
             hint="Rename it with `rename=`.",
         )
     tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in unsupported}
-    tied = {} if changes.expand_tied else _tied(each(tensors.items(), cancellation))
+    same: dict[tuple[object, ...], list[str]] = {}
+    for name, tensor in each(tensors.items(), cancellation) if not changes.expand_tied else ():
+        same.setdefault(identity(tensor.info), []).append(name)
+    groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
+    tied = {name: names[0] for names in groups for name in names[1:]}  # the first in the alphabet is kept
     return tensors, tied, [*unsupported, *weights.others]
 
 
@@ -148,11 +157,6 @@ def _refuse_reserved(new: Mapping[str, str], tied: Collection[str], kept: Collec
             fact = f"metadata {key!r} with the text {text!r} would make it another name of that tensor"
         if fact:
             raise MigrationRefused(fact, kind="reserved-metadata", hint="Choose another key, or another text.")
-
-
-def _packing_order(names: Iterable[str], tensors: Mapping[str, LazyTensor]) -> list[str]:
-    """Return names in the order in which the reference library packs their tensors."""
-    return sorted(names, key=lambda name: (-_DTYPE_ORDER.index(str(tensors[name].info.dtype.safetensors)), name))
 
 
 def _pack(
@@ -186,26 +190,8 @@ def _pack(
     nbytes = _LENGTH_NBYTES + len(header) + sum(payload.nbytes for payload in payloads)
     codes = {tensors[one].info.dtype.safetensors for one in order}
     reader = partial(_open_with_reference, names=order, dtypes=codes, metadata=metadata)
-    return OutFile(name, nbytes, partial(_content, header, payloads), payloads, reader=reader), header
-
-
-def _content(header: bytes, tensors: Sequence[Payload], _: Sequence[int]) -> Iterator[Part]:
-    yield len(header).to_bytes(_LENGTH_NBYTES, "little") + header
-    yield from tensors
-
-
-def _is_plain(tensor: LazyTensor) -> bool:
-    dtype = tensor.info.dtype.safetensors
-    return is_plain(tensor.info) and dtype is not None and not (dtype == "F4" and not tensor.shape)
-
-
-def _tied(tensors: Iterable[tuple[str, LazyTensor]]) -> dict[str, str]:
-    """Return the tied names to leave out, with the name that is kept: the first in the alphabet."""
-    same: dict[tuple[object, ...], list[str]] = {}
-    for name, tensor in tensors:
-        same.setdefault(identity(tensor.info), []).append(name)
-    groups = [sorted(names, key=lambda name: (name not in RESERVED, name)) for names in same.values() if len(names) > 1]
-    return {name: names[0] for names in groups for name in names[1:]}
+    begin = len(header).to_bytes(_LENGTH_NBYTES, "little") + header
+    return OutFile(name, nbytes, lambda _: chain([begin], payloads), payloads, reader=reader), header
 
 
 def _open_with_reference(
@@ -275,21 +261,23 @@ def config_files(changes: Changes) -> list[OutFile]:
             if nbytes > _MOST_NBYTES:
                 fact = f"{as_path(os.path.join(place, name))} has {nbytes:,} bytes, and no settings have so many"
                 raise MigrationRefused(fact, kind="no-settings", hint="Copy by hand what you need of it.")
-        changed = _edited(folder, changes) if _CONFIG in found else None
+        settings = dict(json_object(folder, _CONFIG)) if _CONFIG in found else {}
+        if not settings and changes.dequantize and _CONFIG in found:
+            fact = f"{_CONFIG!r} cannot be read, and may say that the weights are quantised"
+            raise MigrationRefused(fact, kind="no-settings", hint="Mend it, or leave out `config_from=`.")
+        is_cast = changes.dtype is not None and _put(settings, str(changes.dtype))
+        is_dense = changes.dequantize and _take_out(settings)
         if changes.dequantize:
             found = {name: nbytes for name, nbytes in found.items() if name == _CONFIG or name not in QUANTIZED}
     files = [OutFile(name, nbytes, partial(_copied, place, name, nbytes)) for name, nbytes in found.items()]
-    if changed is not None:
-        files = [file_of_bytes(_CONFIG, changed), *(file for file in files if file.name != _CONFIG)]
+    if is_cast or is_dense:
+        changed = file_of_bytes(_CONFIG, json.dumps(settings, indent=2, ensure_ascii=False).encode())
+        files = [changed, *(file for file in files if file.name != _CONFIG)]
     return files
 
 
-def left_behind(checkpoint: Checkpoint) -> Iterator[str]:
+def left_behind(place: str) -> Iterator[str]:
     """Yield a note if the source's folder has settings of a model, which stay there."""
-    path = checkpoint.path
-    if is_remote(path) or not os.path.exists(path):
-        return
-    place = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
     try:
         with closing(FolderSource(place)) as folder:
             names = _among(folder)
@@ -310,17 +298,6 @@ def _copied(place: str, name: str, nbytes: int, _: Sequence[int]) -> Iterator[Pa
     if len(data) != nbytes:
         raise SourceChanged(f"{as_path(os.path.join(place, name))} has {len(data):,} bytes, and had {nbytes:,}")
     yield data
-
-
-def _edited(folder: FolderSource, changes: Changes) -> bytes | None:
-    """Return ``config.json`` edited for the weights that are written; None if nothing in it changes."""
-    settings = dict(json_object(folder, _CONFIG))
-    if not settings and changes.dequantize:
-        fact = f"{_CONFIG!r} cannot be read, and may say that the weights are quantised"
-        raise MigrationRefused(fact, kind="no-settings", hint="Mend it, or leave out `config_from=`.")
-    is_cast = changes.dtype is not None and _put(settings, str(changes.dtype))
-    gone = changes.dequantize and _take_out(settings)
-    return json.dumps(settings, indent=2, ensure_ascii=False).encode() if is_cast or gone else None
 
 
 def _take_out(settings: dict[str, Any]) -> bool:

@@ -8,14 +8,13 @@ replaced, and that is migrated. The original's file is only read.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from ckptool.arguments import checked
+from ckptool.arguments import Unpack, checked
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.contents import Contents, Group, GroupKind, collect
 from ckptool.checkpoints.modules import facts_by_module
@@ -35,19 +34,13 @@ from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.migration.torch_plan import metadata_node
 from ckptool.names import renaming
-from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, held, is_container, mapping_like, mapping_pairs
 from ckptool.pickles.values import plain_value
 from ckptool.sources.source import BytesSource, Progress
 from ckptool.tensors.payloads import have_same_bytes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 from ckptool.torch_ops.caller_tensors import CallerTensors
-
-if sys.version_info >= (3, 11):
-    from typing import Unpack
-elif TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Missing: TypeAlias = Literal["refuse", "keep", "drop"]
 
@@ -384,27 +377,22 @@ class _Replacing:
             contents = collect_weights(root, builder.rebuilder, limits)
             record |= {"root": root, "rebuilder": builder.rebuilder, "contents": contents}
         else:
-            record["contents"] = self._contents()
+            infos = {name: tensor.info for name, tensor in self._own.tensors.items() if name not in self._gone}
+            infos = {chosen.head + name: info for name, info in (infos | self._tensors).items()}
+            own_names = {chosen.head + name for name in chosen}
+            others = {name: one.info for name, one in checkpoint.tensors.items() if name not in own_names}
+            contents = Contents(others | infos)
+            contents.walks = list(checkpoint.walks)
+            kind: GroupKind = "mapping" if chosen.class_name is None else "module"
+            group = Group(chosen.key, kind, list(infos), chosen.class_name, chosen.node)
+            contents.groups = [group] if infos else []
+            record["contents"] = contents
             record["recorded"] = checkpoint.recorded._replace(ties={}, order=())  # what is tied shares its memory here
         edited = Checkpoint(checkpoint.path, checkpoint.source, Parsed(**record))
         for state_dict in edited.state_dicts:
             if state_dict.key == chosen.key and state_dict.class_name == chosen.class_name:
                 _choose(edited, state_dict)
         return edited
-
-    def _contents(self) -> Contents:
-        """Return the contents of a checkpoint without a tree; the tensors of the state dict are in their order."""
-        checkpoint, chosen = self._checkpoint, self._chosen
-        infos = {name: tensor.info for name, tensor in self._own.tensors.items() if name not in self._gone}
-        infos = {chosen.head + name: info for name, info in (infos | self._tensors).items()}
-        own_names = {chosen.head + name for name in chosen}
-        contents = Contents(
-            {name: one.info for name, one in checkpoint.tensors.items() if name not in own_names} | infos
-        )
-        contents.walks = list(checkpoint.walks)
-        kind: GroupKind = "mapping" if chosen.class_name is None else "module"
-        contents.groups = [Group(chosen.key, kind, list(infos), chosen.class_name, chosen.node)] if infos else []
-        return contents
 
 
 def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
@@ -423,14 +411,14 @@ def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: frozenset[s
     own = chosen.own_keys
     head = chosen.head if own is not None else ""
     pairs, known = [], set()
-    for key, value in nodes.mapping_pairs(chosen.node) or ():
+    for key, value in mapping_pairs(chosen.node) or ():
         name = key[len(head) :] if isinstance(key, str) and (own is None or key in own) else None
         known.add(name)
         if name not in gone:
             pairs.append((key, leaves.get(name, value) if name is not None else value))
     pairs += [(head + name, leaf) for name, leaf in leaves.items() if name not in known]
     if isinstance(chosen.node, Call):
-        chosen.node.args = nodes.mapping_like(chosen.node, pairs).args
+        chosen.node.args = mapping_like(chosen.node, pairs).args
     chosen.node.pairs = pairs
 
 
@@ -469,12 +457,12 @@ def _replace(root: Inert, wanted: Mapping[int, Inert]) -> set[int]:
     todo, seen = [root], set[int]()
     while todo:
         one = todo.pop()
-        if not nodes.is_container(one) or id(one) in seen:
+        if not is_container(one) or id(one) in seen:
             continue
         seen.add(id(one))
-        held = list(nodes.held(one))
-        here = {id(inner) for inner in held if id(inner) in wanted}
-        todo += held
+        inside = list(held(one))
+        here = {id(inner) for inner in inside if id(inner) in wanted}
+        todo += inside
         found |= here
         if not here:
             continue

@@ -25,9 +25,8 @@ from ckptool.messages import counted, show, some
 from ckptool.migration.changes import Changes, not_there
 from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
-from ckptool.names import renaming
 from ckptool.names.matching import Shapes
-from ckptool.names.renaming import Trials, matched, matches
+from ckptool.names.renaming import Rule, Substitution, Trials, matched, matches
 from ckptool.pickles.nodes import Inert
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
@@ -43,7 +42,7 @@ Unmatched: TypeAlias = tuple[str, str]
 class _Noted:
     """A substitution that is applied within bounds, and remembers whether it has changed any name."""
 
-    def __init__(self, rule: renaming.Substitution, trials: Trials) -> None:
+    def __init__(self, rule: Substitution, trials: Trials) -> None:
         self.rule = rule
         self._trials = trials
         self.was_asked = self.has_changed = False
@@ -55,9 +54,9 @@ class _Noted:
         return renamed
 
 
-def noted(rules: Sequence[renaming.Rule], trials: Trials) -> tuple[renaming.Rule, ...]:
+def noted(rules: Sequence[Rule], trials: Trials) -> tuple[Rule, ...]:
     """Return the rules of one migration, wrapped so that ``unmatched`` can tell which changed nothing."""
-    return tuple(_Noted(rule, trials) if isinstance(rule, renaming.Substitution) else rule for rule in rules)
+    return tuple(_Noted(rule, trials) if isinstance(rule, Substitution) else rule for rule in rules)
 
 
 def refuse_nothing(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> None:
@@ -291,12 +290,16 @@ def kept_calls(plan: Plan, changes: Changes) -> tuple[str, ...]:
 
 def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> Weights:
     """Return the weights without entries that ``torch.load`` refuses; raise MigrationRefused unless ``drop``."""
-    refused = dict(_refused(checkpoint, weights.others)) if weights.others else {}
+    others, refused = weights.others, dict[str, str]()
+    if others and _why_refused(checkpoint, list(others.values())) is not None:  # at once: most have many that are alike
+        found = (
+            (name, _why_refused(checkpoint, one)) for name, one in each(others.items(), checkpoint.source.cancellation)
+        )
+        refused = {name: why for name, why in found if why is not None}
     if refused and not drop:
         from ckptool.pickles.values import kind_of
 
-        entries = {name: weights.others[name] for name in refused}
-        named = [f"{name!r} ({kind_of(entry)}: {refused[name]})" for name, entry in entries.items()]
+        named = [f"{name!r} ({kind_of(others[name])}: {why})" for name, why in refused.items()]
         raise MigrationRefused(
             f"{counted(len(refused), 'entry')} that torch.load() refuses by default: {some(named)}",
             kind="unsupported-entries",
@@ -306,18 +309,8 @@ def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> 
     return weights.without(refused) if refused else weights
 
 
-def _refused(checkpoint: Checkpoint, entries: Mapping[str, Inert]) -> Iterator[tuple[str, str]]:
-    """Yield the names of entries that ``torch.load`` refuses, and the name or opcode that it refuses."""
+def _why_refused(checkpoint: Checkpoint, entry: Inert) -> str | None:
+    """Return the name or opcode for which ``torch.load`` refuses an entry, as it would be written; None if it loads."""
     from ckptool.pickles.weights_only import why_refused
 
-    if why_refused(_pickle_of(checkpoint, list(entries.values()))) is None:
-        return  # all at once: most files have many that are alike
-    for name, entry in each(entries.items(), checkpoint.source.cancellation):
-        why = why_refused(_pickle_of(checkpoint, entry))
-        if why is not None:
-            yield name, why
-
-
-def _pickle_of(checkpoint: Checkpoint, entry: Inert) -> bytes:
-    """Return the pickle of one entry alone, as it would be written."""
-    return write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None))
+    return why_refused(write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)))

@@ -41,7 +41,13 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     if dst is not None and not is_folder(dst):
         _refuse_option(dst)
         _refuse_suffix(dst, form)
-        _refuse_part_of_source(dst, checkpoint)
+        is_more = checkpoint.shards or checkpoint.member or isinstance(checkpoint.source, FolderSource)
+        if is_more and any(_is_same(dst, path) for path in _files(checkpoint)):
+            raise MigrationRefused(
+                f"{as_path(dst)} is a file of the source that holds more than what is taken from it",
+                kind="part-of-source",
+                hint="Write to another file.",
+            )
         return dst
     stem, suffix = _stem(checkpoint)
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
@@ -177,17 +183,6 @@ def _refuse_suffix(dst: str, form: TargetForm) -> None:
             f"{as_path(stem + suffix)} would be read as {other}, and its format is {written}",
             kind="another-suffix",
             hint=f"Name it {as_path(stem + right)}{instead}.",
-        )
-
-
-def _refuse_part_of_source(dst: str, checkpoint: Checkpoint) -> None:
-    """Raise MigrationRefused if the result would replace a file of the source that holds more."""
-    is_more = checkpoint.shards or checkpoint.member or isinstance(checkpoint.source, FolderSource)
-    if is_more and any(_is_same(dst, path) for path in _files(checkpoint)):
-        raise MigrationRefused(
-            f"{as_path(dst)} is a file of the source that holds more than what is taken from it",
-            kind="part-of-source",
-            hint="Write to another file.",
         )
 
 

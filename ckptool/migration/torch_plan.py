@@ -53,8 +53,7 @@ from ckptool.migration.plan import METADATA, OutFile, Plan
 from ckptool.migration.tree_rewriter import TreeRewriter, same
 from ckptool.names import renaming
 from ckptool.names.wrappers import COMPANIONS, is_averaged_pair
-from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Call, Dict, Global, Inert
+from ckptool.pickles.nodes import Call, Dict, Global, Inert, children, is_container, mapping_like, mapping_pairs
 from ckptool.pickles.writer import shared_nodes, write_pickle
 from ckptool.tensors.payloads import Payload
 from ckptool.tensors.reading import LazyTensor
@@ -146,8 +145,16 @@ def edit_everything(
     states of optimizers stay.
     """
     names, casting = plan.names, plan.casting
-    _refuse_what_has_no_tree(checkpoint)
-    _refuse_names_of_a_model(checkpoint, names, model)
+    hint = "Take its weights: `form='state_dict'` or `form='safetensors'`."
+    is_model = any(one.role in ("model", "ema") for one in checkpoint.state_dicts) and not by_name(checkpoint)
+    if not checkpoint.traits.has_tree:
+        program = checkpoint.traits.program
+        what = (
+            f"{program} cannot be written by anything but torch" if program else f"{checkpoint.format} has no objects"
+        )
+        raise MigrationRefused(what, kind="no-tree", hint=hint)
+    if names.is_by_name and (is_model or model is not None):
+        raise MigrationRefused("the names inside a whole model are its class's", kind="names-of-a-model", hint=hint)
     recast = casting.info if casting is not None else replaced or same
     rewriter = rewriter_type(checkpoint.rebuilder or Rebuilder(), changes.to, recast)
     if model is None:
@@ -185,26 +192,6 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, root
         hint = "Write the weights alone: `form='state_dict'`."
         raise MigrationRefused(f"{missed.name!r} cannot be put in its place", kind="not-in-place", hint=hint)
     return _planned(plan, root, pickled, rewriter, **edited.facts())
-
-
-def _refuse_what_has_no_tree(checkpoint: Checkpoint) -> None:
-    if not checkpoint.traits.has_tree:
-        program = checkpoint.traits.program
-        raise MigrationRefused(
-            f"{program} cannot be written by anything but torch" if program else f"{checkpoint.format} has no objects",
-            kind="no-tree",
-            hint="Take its weights: `form='state_dict'` or `form='safetensors'`.",
-        )
-
-
-def _refuse_names_of_a_model(checkpoint: Checkpoint, names: NameChanges, model: StateDict | None) -> None:
-    is_model = any(one.role in ("model", "ema") for one in checkpoint.state_dicts) and not by_name(checkpoint)
-    if names.is_by_name and (is_model or model is not None):
-        raise MigrationRefused(
-            "the names inside a whole model are its class's",
-            kind="names-of-a-model",
-            hint="Take its weights: `form='state_dict'` or `form='safetensors'`.",
-        )
 
 
 def _to_cast(
@@ -247,10 +234,20 @@ def edit(
     """
     edits: _Edits = {}  # both kinds of edits may meet in one mapping, which is replaced once
     new_names, left_out = _rename_state_dicts(checkpoint, changes, edits)
-    dropped = _drop(checkpoint, drop, edits)
+    dropped = dict.fromkeys(path for what in drop for path in to_drop(checkpoint, what))
+    for path in dropped:
+        entries = list(entries_at(checkpoint.root, path))
+        if not entries:
+            raise MigrationRefused(
+                f"{path!r} cannot be dropped alone: it is inside a list or an object",
+                kind="nothing-to-drop",
+                hint="Drop the entry that it is in, or take the weights alone: `form='state_dict'`.",
+            )
+        for mapping, key in entries:
+            edits.setdefault(id(mapping), _Edit(mapping)).keys[key] = None
     for one in edits.values():
         rewriter.replace(one.node, one.mapping())
-    return new_names, left_out, dropped
+    return new_names, left_out, tuple(dropped)
 
 
 def unwrap(
@@ -270,13 +267,13 @@ def unwrap(
     todo = [root] if new_names else []  # without a name to change there is no wrapper to look for
     while todo:
         node = todo.pop()
-        if not nodes.is_container(node) or id(node) in seen:
+        if not is_container(node) or id(node) in seen:
             continue
         seen.add(id(node))
         inside = unwrapped(node, classes)
         if inside is not None:
             rewriter.replace(node, inside)
-        todo.extend(child for _, child in nodes.children(node))
+        todo.extend(child for _, child in children(node))
     return new_names
 
 
@@ -305,10 +302,10 @@ class _Edit:
         keys = self.keys
         pairs = [
             (keys.get(key, key) if type(key) in (str, int) else key, value)
-            for key, value in nodes.mapping_pairs(self.node) or []
+            for key, value in mapping_pairs(self.node) or []
             if not (type(key) in (str, int) and keys.get(key, key) is None)
         ]
-        made = nodes.mapping_like(self.node, pairs)
+        made = mapping_like(self.node, pairs)
         if self.modules and isinstance(made, Call) and isinstance(made.state, Dict):
             metadata = metadata_node(self.modules)
             made.state = Dict([(k, metadata if k == "_metadata" else v) for k, v in made.state.pairs])
@@ -338,8 +335,10 @@ def _rename_state_dicts(
             if not state_dict.key:
                 raise
             hint = error.hint
-            if error.kind == "no-such-prefix" and any(_takes(checkpoint, one, own) for one in by_name(checkpoint)):
-                hint = "Take what has it alone, `key=`; or remove it where it is, `rename='^PREFIX='`."
+            for one in by_name(checkpoint) if error.kind == "no-such-prefix" else ():
+                with suppress(MigrationRefused):
+                    prepare(checkpoint, one, own)
+                    hint = "Take what has it alone, `key=`; or remove it where it is, `rename='^PREFIX='`."
             raise MigrationRefused(f"in {state_dict.key!r}, {error.message}", kind=error.kind, hint=hint) from error
         renamed = dict(weights.renamed)
         gone = set(weights.dropped)
@@ -365,29 +364,6 @@ def _rename_state_dicts(
             else:
                 new_names[name] = others[entry] + name[len(entry) :]
     return new_names, left_out
-
-
-def _takes(checkpoint: Checkpoint, state_dict: StateDict, changes: NameChanges) -> bool:
-    with suppress(MigrationRefused):
-        return bool(prepare(checkpoint, state_dict, changes))
-    return False
-
-
-def _drop(checkpoint: Checkpoint, drop: Sequence[str], edits: _Edits) -> tuple[str, ...]:
-    """Add the entries to leave out to ``edits``, and return their full paths."""
-    paths: dict[str, None] = {}
-    for path in (path for what in drop for path in to_drop(checkpoint, what)):
-        entries = list(entries_at(checkpoint.root, path))
-        if not entries:
-            raise MigrationRefused(
-                f"{path!r} cannot be dropped alone: it is inside a list or an object",
-                kind="nothing-to-drop",
-                hint="Drop the entry that it is in, or take the weights alone: `form='state_dict'`.",
-            )
-        for mapping, key in entries:
-            edits.setdefault(id(mapping), _Edit(mapping)).keys[key] = None
-        paths[path] = None
-    return tuple(paths)
 
 
 _T = TypeVar("_T")
@@ -472,8 +448,10 @@ class Frame(NamedTuple):
         return FLAG_UTF8 | (FLAG_DESCRIPTOR if self.nbytes else 0)
 
     def _wide(self) -> bytes:
-        is_wide = self.nbytes >= FULL32 or self.header >= FULL32
-        return _wide_field(self.nbytes, self.header) if is_wide else b""
+        """Return the zip64 extra field with the values that do not fit into 32 bits; empty if all do."""
+        values = [self.nbytes, self.nbytes] if self.nbytes >= FULL32 else []
+        values += [self.header] if self.header >= FULL32 else []
+        return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
 
 
 def end_records(start: int, nbytes: int, count: int, comment: bytes = b"") -> bytes:
@@ -482,10 +460,3 @@ def end_records(start: int, nbytes: int, count: int, comment: bytes = b"") -> by
     locator = LOCATOR.pack(LOCATOR_MAGIC, 0, start + nbytes, 1)
     short = (min(count, FULL16), min(count, FULL16), min(nbytes, FULL32), min(start, FULL32))
     return end64 + locator + END.pack(END_MAGIC, 0, 0, *short, len(comment)) + comment
-
-
-def _wide_field(nbytes: int, header: int) -> bytes:
-    """Return the zip64 extra field with the values that do not fit into 32 bits."""
-    values = [nbytes, nbytes] if nbytes >= FULL32 else []
-    values += [header] if header >= FULL32 else []
-    return pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values)

@@ -113,15 +113,12 @@ class TreeRewriter:
     def tensor(self, info: TensorInfo, *, detached: bool = False) -> Inert:
         """Return the calls that make a tensor, as ``torch.save`` would write them; not a parameter if ``detached``."""
         info = self._cast(info)
-        requires_grad = info.requires_grad is True and not detached
-        if info.kind != "parameter":
-            return self._made(info, requires_grad=requires_grad)
-        made = self._made(info, requires_grad=False)
-        if not detached:
-            made = self._finish(
-                Call(Global("torch._utils", "_rebuild_parameter"), (made, requires_grad, Call(_ORDERED_DICT, ())))
-            )
-        return made
+        requires_grad, is_parameter = info.requires_grad is True and not detached, info.kind == "parameter"
+        made = self._made(info, requires_grad=requires_grad and not is_parameter)
+        if not is_parameter or detached:
+            return made
+        facts = (made, requires_grad, Call(_ORDERED_DICT, ()))
+        return self._finish(Call(Global("torch._utils", "_rebuild_parameter"), facts))
 
     def _made(self, info: TensorInfo, *, requires_grad: bool, spelled: bool = False) -> Inert:
         """Return the node that makes a tensor: a call if ``spelled``, else perhaps a shorter ``PlainTensor``."""
@@ -201,20 +198,21 @@ class TreeRewriter:
         info = self._rebuilder.tensor(node)
         if info is not None:  # 0.1.x refers to whole tensors
             return self.tensor(info)
+        named = nodes.global_of(node.pid[1]) if isinstance(node.pid, tuple) and len(node.pid) > 1 else None
+        return self._lone_storage(node, is_untyped=named is not None and "Untyped" in named.name)
+
+    def _lone_storage(self, node: Inert, *, is_untyped: bool = False) -> Inert:
+        """Return the reference to a storage that no tensor refers to; the same node if it is none."""
         found = self._rebuilder.storage(node)
         if found is None:
             return node
-        named = nodes.global_of(node.pid[1]) if isinstance(node.pid, tuple) and len(node.pid) > 1 else None
-        untyped = named is not None and "Untyped" in named.name
-        cls = UNTYPED if untyped else _CLASSES[found.dtype.storage_class or "ByteStorage"]
-        unit = found.dtype.swap_nbytes
-        if untyped and found.ref.big_endian:
-            raise MigrationRefused(
-                f"storage {found.ref.key!r} is big-endian and does not say of what", kind="unsupported-tensor"
-            )
-        itemsize = 1 if untyped else found.dtype.itemsize
-        # A storage that no tensor refers to may be a view: only its own elements are written.
-        return self._reference(self._storage(found.ref, cls, itemsize, unit))
+        if is_untyped and found.ref.big_endian:
+            fact = f"storage {found.ref.key!r} is big-endian and does not say of what"
+            raise MigrationRefused(fact, kind="unsupported-tensor")
+        cls = UNTYPED if is_untyped else _CLASSES[found.dtype.storage_class or "ByteStorage"]
+        itemsize = 1 if is_untyped else found.dtype.itemsize
+        # It may be a view: only its own elements are written.
+        return self._reference(self._storage(found.ref, cls, itemsize, found.dtype.swap_nbytes))
 
     def _call(self, node: Call) -> Inert:
         func = nodes.global_of(node.func)
@@ -227,15 +225,10 @@ class TreeRewriter:
         if func.name == "NumpyArrayWrapper" and is_array(node):  # only joblib finds what follows it
             return self._finish(as_numpy_writes_it(node))
         named = (func.module, func.name)
-        if named == ("torch.storage", "_load_from_bytes"):
-            found = self._rebuilder.storage(node)
-            if found is not None:
-                cls = _CLASSES[found.dtype.storage_class or "ByteStorage"]
-                storage_id = self._storage(found.ref, cls, found.dtype.itemsize, found.dtype.swap_nbytes)
-                return self._reference(storage_id)
-        moved = self._moved(node, func)
-        if moved is not node:
-            return moved
+        other = self._lone_storage(node) if named == ("torch.storage", "_load_from_bytes") else node
+        other = self._moved(node, func) if other is node else other
+        if other is not node:
+            return other
         # Any other call that makes a tensor: a parameter, a sparse or quantised tensor, a subclass.
         info = self._rebuilder.tensor(node)
         if info is None or info.storage is None or info.is_array:
@@ -267,25 +260,21 @@ class TreeRewriter:
         """Return the call to write for one that names a device; the same node if it names none, or the tag stays."""
         if not isinstance(node.args, tuple):
             return node
-        if self._location is not None and (func.module, func.name) == ("torch", "device"):
-            return self._device(node)
-        if func.name in _DEVICE_ARGUMENT:
+        is_device = self._location is not None and (func.module, func.name) == ("torch", "device")
+        if is_device:
+            old = ":".join(str(part) for part in node.args if isinstance(part, str | int))
+        elif func.name in _DEVICE_ARGUMENT:
             old = str(node.args[2]) if len(node.args) > 2 and isinstance(node.args[2], str) else "unknown"
-            new = new_tag(self._location, old)
-            if new != old:
-                self._count(old, new)
-                return self._finish(Call(node.func, (*node.args[:2], new, *node.args[3:])))
-        return node
-
-    def _device(self, node: Call) -> Inert:
-        old = ":".join(str(part) for part in node.args if isinstance(part, str | int))
+        else:
+            return node
         new = new_tag(self._location, old)
         if new == old:
             return node
-        kind, _, index = new.partition(":")
-        args: tuple[Inert, ...] = (kind, int(index)) if index else (kind,)
         self._count(old, new)
-        return self._finish(Call(node.func, args))
+        if not is_device:
+            return self._finish(Call(node.func, (*node.args[:2], new, *node.args[3:])))
+        kind, _, index = new.partition(":")
+        return self._finish(Call(node.func, (kind, int(index)) if index else (kind,)))
 
     def _count(self, old: str, new: str) -> None:
         if new != old:

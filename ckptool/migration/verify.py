@@ -141,7 +141,12 @@ def compare_tensors(
     opened: set[object] = set()
     for (name, info), one in zip(stored.items(), wanted, strict=True):
         tag = one.tag if found.traits.keeps_devices else None
-        if one.name not in (None, name) or tag not in (None, info.location) or _is_unlike(info, one, place):
+        is_unlike = _kind_of(info) != _kind_of(one.like)
+        if one.begin is None and place is not None:
+            is_unlike = _differ(info, one.like, place)
+        elif one.begin is not None:
+            is_unlike = is_unlike or _begin_of(info, in_its_file) != one.begin
+        if one.name not in (None, name) or tag not in (None, info.location) or is_unlike:
             raise _failed(f"tensor {name!r} is not as it was to be written")
         if info.storage is not None and isinstance(info.storage.source, PiecesSource):
             _open_pieces(info, info.storage.source, opened)
@@ -165,21 +170,18 @@ def compare_values(path: str, weights: Weights, limits: Limits, meter: Meter) ->
             meter.read(tensor.info.nbytes)
 
 
-def _is_unlike(found: TensorInfo, expected: Expected, place: OffsetOf | None) -> bool:
-    if expected.begin is not None and _begin_of(found, in_its_file) != expected.begin:
-        return True
-    if expected.begin is not None or place is None:
-        return _kind_of(found) != _kind_of(expected.like)
-    return _differ(found, expected.like, place)
-
-
 def _differ(found: TensorInfo, like: TensorInfo, place: OffsetOf) -> bool:
     """Return whether two tensors differ; ``place`` gives the expected offsets of the second one's storages."""
     if _kind_of(found) != _kind_of(like):
         return True
     begin, wanted = _begin_of(found, in_its_file), _begin_of(like, place)
-    if (begin != wanted or (begin is None and found.storage)) and not _are_equal_in_pickles(found, like):
-        return True
+    if begin != wanted or (begin is None and found.storage):
+        # The bytes of both may be inside the pickles themselves, as numpy's are.
+        storages = [info.storage for info in (found, like) if info.storage is not None]
+        inside = [isinstance(storage.source, BytesSource) and storage.file_offset is None for storage in storages]
+        is_inside = inside == [True, True] or (found.is_array and like.is_array)
+        if not is_inside or found.nbytes != like.nbytes or not have_same_bytes(found, like):
+            return True
     if found.layout == "strided":
         return False  # the parts of a plain tensor (a gradient, attributes) are not its value
     parts, others = ([part for _, part in info.parts] for info in (found, like))
@@ -195,15 +197,6 @@ def _begin_of(info: TensorInfo, place: OffsetOf | None) -> int | None:
     """Return the offset of a tensor's first element; None where the file does not hold its elements unchanged."""
     start = None if info.storage is None or place is None else place(info.storage)
     return None if start is None else start + info.storage_offset * info.dtype.itemsize // info.dtype.packed
-
-
-def _are_equal_in_pickles(one: TensorInfo, other: TensorInfo) -> bool:
-    """Return whether the bytes of both are inside the pickles themselves, as numpy's are, and are equal."""
-    storages = [info.storage for info in (one, other) if info.storage is not None]
-    inside = [isinstance(storage.source, BytesSource) and storage.file_offset is None for storage in storages]
-    if inside != [True, True] and not (one.is_array and other.is_array):
-        return False
-    return one.nbytes == other.nbytes and have_same_bytes(one, other)
 
 
 def _failed(what: str) -> OutputFailed:

@@ -28,8 +28,7 @@ from ckptool.errors import Cancelled, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
 from ckptool.migration.changes import Changes
-from ckptool.migration.output import Output
-from ckptool.migration.output.opening import Sink, SinkFile
+from ckptool.migration.output import Output, Sink, SinkFile
 from ckptool.migration.plan import OutFile, Plan
 from ckptool.migration.verify import (
     OffsetOf,
@@ -49,7 +48,6 @@ from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Meter, ReadAhead
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.pieces import Extent, PiecesSource
-from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +95,10 @@ class Writing:
             if before is not None:
                 self._keep(before)
             if self.limits is not None:
-                check_storages([*self._not_copied(), *plan.cut], plan.payloads)
+                # Source tensors may have been read in parts, without comparing their storages' checksums.
+                read = plan.weights.taken if plan.weights is not None else plan.casting.tensors if plan.casting else []
+                parts = [part for one in plan.made for part in one.parts]
+                check_storages([*read, *parts, *plan.cut], plan.payloads)
                 self.checkpoint.check_unchanged()
                 with self._reading_back(sink.path):
                     self._compare(sink, starts)
@@ -180,12 +181,6 @@ class Writing:
         with gc_paused(), open_checkpoint(path, limits=limits) as found:
             compare_tensors(found, expected, place, plan.packed)
 
-    def _not_copied(self) -> list[LazyTensor]:
-        """Return source tensors that may have been read in parts, without comparing their storages' checksums."""
-        weights, casting = self.plan.weights, self.plan.casting
-        read = weights.taken if weights is not None else casting.tensors if casting else []
-        return read + [part for one in self.plan.made for part in one.parts]
-
     @contextmanager
     def _reading_back(self, path: str) -> Iterator[None]:
         """Raise OutputFailed for any error in a file that was written, or SourceChanged if the source has changed."""
@@ -261,23 +256,21 @@ class Transfer(Closing):
             found = self._copy(extents, checksum=checksum)
         else:
             for extent in extents:
-                of_extent = self._send_extent(extent)
+                if extent.nbytes >= WORTH_A_THREAD:
+                    of_extent = self._copy([extent], checksum=True)
+                else:
+                    if self._ahead is None or self._ahead[0] is not extent.file:  # the next are likely to be adjacent
+                        self._ahead = extent.file, ReadAhead(extent.file)
+                    data = self._ahead[1].read(extent.offset, extent.nbytes)
+                    self._output.write(data)
+                    of_extent = crc32(data)
+                    extent.check(of_extent)
                 found = joined_crc32(found, of_extent, extent.nbytes)
         if extents is not None and pieces is not None:
             pieces.release()
         if extents is not None and not checksum:
             return payload.known_crc32
         payload.check(found)
-        return found
-
-    def _send_extent(self, extent: Extent) -> int:
-        """Append a run of bytes, and return their CRC-32."""
-        if extent.nbytes >= WORTH_A_THREAD:
-            return self._copy([extent], checksum=True)
-        data = self._read_ahead(extent.file, extent.offset, extent.nbytes)
-        self._output.write(data)
-        found = crc32(data)
-        extent.check(found)
         return found
 
     def _copy(self, extents: Sequence[Extent], *, checksum: bool) -> int:
@@ -351,12 +344,6 @@ class Transfer(Closing):
         if self._pool is None:
             self._pool = threads()
         return self._pool
-
-    def _read_ahead(self, file: FileSource, offset: int, nbytes: int) -> bytes:
-        """Return a small range of a file, and read ahead: the next ranges are likely to be adjacent."""
-        if self._ahead is None or self._ahead[0] is not file:
-            self._ahead = file, ReadAhead(file)
-        return self._ahead[1].read(offset, nbytes)
 
     def close(self) -> None:
         """End the threads."""

@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ckptool.recipes.find import RequestedRecipe
+    from ckptool.recipes.find import Layout
 
 NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def requested_recipe(
     given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
-) -> RequestedRecipe | None:
+) -> Layout | None:
     """
     Return the requested recipe, or None if none is requested: most calls request none, and import nothing more.
 

@@ -75,9 +75,11 @@ def apply_recipe(
     numbers = Numbers(recipe, given)
     groups, rest = _groups(recipe, weights, cancellation)
     if not groups:
-        names = some(weights.names)
+        names, takes = some(weights.names), [str(rule.sources[0]) for rule in recipe.rules if rule.only != "back"]
         fact = f"recipe {recipe.name!r} is about none of the {counted(len(weights.names), 'name')}: {names}"
-        raise MigrationRefused(fact, kind="recipe-unmatched", hint=_sides_hint(recipe))
+        way = f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way. "
+        hint = f"{way if all(recipe.sides) else ''}The names are to be as in its rules: {some(takes, 2)}."
+        raise MigrationRefused(fact, kind="recipe-unmatched", hint=hint)
     if rest and not recipe.keeps_rest:
         fact = f"recipe {recipe.name!r} takes {len(weights.names) - len(rest):,} names, and not {some(rest)}"
         raise MigrationRefused(fact, kind="recipe-rest", hint=_idle_hint(recipe, groups, rest) + _REST_HINT)
@@ -118,13 +120,34 @@ def put_together(
     kept = f"recipe {recipe!r} leaves {counted(len(rest), 'name')} alone: {some(rest)}" if rest else ""
     place = {name: number for number, name in enumerate(weights.names)}
     whole = sorted([*made, *(Made(name, name, (name,), None) for name in rest)], key=lambda one: place[one.at])
-    return Applied(_weights(weights, whole, dropped), tuple(moves), (kept,) if kept else ())
-
-
-def _sides_hint(recipe: Recipe) -> str:
-    names = some([str(rule.sources[0]) for rule in recipe.rules if rule.only != "back"], 2)
-    way = f"It goes from {recipe.sides[0]} to {recipe.sides[1]}; `reverse=True` is the other way. "
-    return f"{way if all(recipe.sides) else ''}The names are to be as in its rules: {names}."
+    tensors: dict[str, LazyTensor] = {}
+    others = dict[str, object]()
+    old_names: dict[str, str] = {}
+    made_of: dict[str, tuple[str, ...]] = {}
+    for _, name, sources, tensor in whole:
+        if name in old_names:
+            twins = f"{old_names[name]!r} and {weights.old_names[sources[0]]!r}"
+            raise MigrationRefused(f"{twins} would both be called {name!r}", kind="name-collision")
+        old_names[name] = weights.old_names[sources[0]]
+        known = weights.tensors.get(sources[0])
+        one = known if tensor is None else tensor
+        if one is None:
+            others[name] = weights.others[sources[0]]
+        else:
+            tensors[name] = LazyTensor(name, one.info)
+        if one is not known or sources[0] in weights.made_of:
+            parts = (weights.made_of.get(source, (weights.old_names[source],)) for source in sources)
+            made_of[name] = tuple(chain.from_iterable(parts))
+    found = weights._replace(
+        tensors=tensors,
+        others=others,
+        modules={},  # which are different modules now
+        old_names=old_names,
+        made_of=made_of,
+        dropped=(*weights.dropped, *dropped),
+        assumed={},
+    )
+    return Applied(found, tuple(moves), (kept,) if kept else ())
 
 
 def _idle_hint(recipe: Recipe, groups: Sequence[_Taken], rest: Sequence[str]) -> str:
@@ -204,37 +227,6 @@ def _made(
             yield target.name(own), tensor
 
 
-def _weights(weights: Weights, made: Sequence[Made], dropped: Sequence[str]) -> Weights:
-    """Return the weights that were made, without the facts of modules, which are different modules now."""
-    tensors: dict[str, LazyTensor] = {}
-    others = dict[str, object]()
-    old_names: dict[str, str] = {}
-    made_of: dict[str, tuple[str, ...]] = {}
-    for _, name, sources, tensor in made:
-        if name in old_names:
-            twins = f"{old_names[name]!r} and {weights.old_names[sources[0]]!r}"
-            raise MigrationRefused(f"{twins} would both be called {name!r}", kind="name-collision")
-        old_names[name] = weights.old_names[sources[0]]
-        known = weights.tensors.get(sources[0])
-        one = known if tensor is None else tensor
-        if one is None:
-            others[name] = weights.others[sources[0]]
-        else:
-            tensors[name] = LazyTensor(name, one.info)
-        if one is not known or sources[0] in weights.made_of:
-            parts = (weights.made_of.get(source, (weights.old_names[source],)) for source in sources)
-            made_of[name] = tuple(chain.from_iterable(parts))
-    return weights._replace(
-        tensors=tensors,
-        others=others,
-        modules={},
-        old_names=old_names,
-        made_of=made_of,
-        dropped=(*weights.dropped, *dropped),
-        assumed={},
-    )
-
-
 def moves_shown(moves: Sequence[Move]) -> Iterator[str]:
     """Yield a line for each kind of move that a recipe makes, with the first of its kind."""
     kinds: dict[tuple[object, ...], list[int]] = {}
@@ -243,10 +235,6 @@ def moves_shown(moves: Sequence[Move]) -> Iterator[str]:
         kinds.setdefault((move.does, *shapes), []).append(number)
     for (does, *_), numbers in kinds.items():
         first = moves[numbers[0]]
-        sides = [_side(side) for side in (first.before, first.after)]
+        sides = [some([f"{name} {list(shape)}" for name, shape in side]) for side in (first.before, first.after)]
         more = f", and {len(numbers) - 1:,} more alike" if len(numbers) > 1 else ""
         yield f"{does}: {sides[0]} -> {sides[1]}{more}"
-
-
-def _side(named: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-    return some([f"{name} {list(shape)}" for name, shape in named])

@@ -26,7 +26,7 @@ from ckptool.names.patterns import Pattern
 from ckptool.names.renaming import matches
 from ckptool.recipes import NO_NUMBERS
 from ckptool.recipes.apply import Applied, Move
-from ckptool.recipes.find import RequestedRecipe, named_recipes, read_recipe, settings_of
+from ckptool.recipes.find import applied, named_recipes, read_recipe, settings_of
 from ckptool.recipes.recipe import Recipe
 
 _SAMPLES: Final = 5
@@ -87,7 +87,7 @@ class Route(NamedTuple):
         """Return weights, which are renamed already, in the layout and with the names of the other checkpoint."""
         moves, notes = list[Move](), list[str]()
         for step in self.steps:
-            weights, own, more = RequestedRecipe(step.recipe, step.numbers).applied(checkpoint, weights)
+            weights, own, more = applied(step.recipe, step.numbers, checkpoint, weights)
             moves += own
             notes += more
         named = _named(weights, {found: name for name, found in self.matched.pairs.items()})
@@ -165,7 +165,13 @@ def routes_to(
     if plain.fits:
         return [plain]
     bare = start.renamed(matching.wrappers_off(weights.names)) or start
-    steps = list(_steps(numbers))
+    steps: list[Step] = []
+    for name in named_recipes():
+        recipe = read_recipe(name)
+        own = {one: value for one, value in numbers.items() if one in {*recipe.numbers, *recipe.lets}}
+        steps.append(Step(recipe, False, own))
+        with suppress(MigrationRefused):  # it has no way back
+            steps.append(Step(recipe.reversed, True, own))
     last = [step for step in steps if list(_seen_as(step.patterns(to=True), _Names(expected), step.recipe))]
     ways = [one.way(expected) for one in _reached(bare, last)]
     if not any(way.fits or way.lacks for way in ways):
@@ -178,16 +184,6 @@ def routes_to(
     lacking = [way for way in ways if way.lacks]
     best = max((plain, *ways), key=lambda way: len(way.matched.pairs))
     return [*fitting, *lacking] if fitting else lacking[:1] or [best]
-
-
-def _steps(numbers: Mapping[str, int]) -> Iterator[Step]:
-    """Yield the recipes that come with ckptool, each in both directions."""
-    for name in named_recipes():
-        recipe = read_recipe(name)
-        own = {one: value for one, value in numbers.items() if one in {*recipe.numbers, *recipe.lets}}
-        yield Step(recipe, False, own)
-        with suppress(MigrationRefused):  # it has no way back
-            yield Step(recipe.reversed, True, own)
 
 
 class _Names:
@@ -240,7 +236,7 @@ class _Stage(NamedTuple):
         weights = self.weights._replace(old_names={name: name for name in self.weights.names}, made_of={})
         steps = (*self.steps, step)
         try:
-            weights, moves, _ = RequestedRecipe(step.recipe, step.numbers).applied(self.checkpoint, weights)
+            weights, moves, _ = applied(step.recipe, step.numbers, self.checkpoint, weights)
         except MigrationRefused as error:
             if error.kind != "recipe-number" or step.recipe.keeps_rest:
                 return None
@@ -261,7 +257,12 @@ class _Stage(NamedTuple):
             return Route(self.changes, self.steps, (), matching.by_name({}, {}), lacks=self.lacks)
         matched = matching.match(expected, {name: one.shape for name, one in self.weights.tensors.items()})
         made = {name: self.made[found] for name, found in matched.pairs.items()}
-        exclude = _globs(matched, self.made)
+        # Globs of the buffers that are left over, by their names in the source, which match nothing that is used.
+        left = [self.made[name][0][0] for name in matched.unexpected if is_benign(name)]
+        taken = [one for names, _ in made.values() for one in names]
+        exclude = tuple(dict.fromkeys(f"*{name.rpartition('.')[2]}" for name in left))
+        if any(matches(glob, name) for glob in exclude for name in taken):
+            exclude = tuple(map(escape, left))
         if self.steps or matched.target_wrapped:
             return Route(self.changes, self.steps, matched.changes, matched, made, exclude)
         return Route(matched.changes, (), (), matched, made, exclude)
@@ -275,16 +276,6 @@ def _reached(stage: _Stage, steps: Sequence[Step]) -> Iterator[_Stage]:
             start = stage if not changes else stage.renamed(changes) if not gone else None
             if start is not None and (found := start.after(step)) is not None:
                 yield found
-
-
-def _globs(matched: KeyMatch, made: Mapping[str, Made]) -> tuple[str, ...]:
-    """Return globs of the buffers that are left over, by their names in the source; they match nothing that is used."""
-    left = [made[name][0][0] for name in matched.unexpected if is_benign(name)]
-    taken = [one for name in matched.pairs.values() for one in made[name][0]]
-    short = dict.fromkeys(f"*{name.rpartition('.')[2]}" for name in left)
-    if any(matches(glob, name) for glob in short for name in taken):
-        return tuple(map(escape, left))
-    return tuple(short)
 
 
 def _named(weights: Weights, new: Mapping[str, str]) -> Weights:

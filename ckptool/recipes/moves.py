@@ -7,7 +7,7 @@ is written, in bounded pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -75,13 +75,8 @@ def _after(step: Step, columns: list[Tensors], is_list: bool, rule: Rule, value:
         return [[joined_up(column)] for column in columns], is_list
     if way == "to lists":
         return [apart(column[0]) for column in columns], is_list
-    return _turned([apart(one) for one in columns[0]], step), is_list
-
-
-def _turned(rows: list[Tensors], step: Step) -> list[Tensors]:
-    """Return the parts of all rows by column, in the order that the step gives."""
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return [columns[step.order.index(place)] for place in range(len(columns))] if step.order else columns
+    parts = [list(column) for column in zip(*map(apart, columns[0]), strict=True)]
+    return [parts[step.order.index(place)] for place in range(len(parts))] if step.order else parts, is_list
 
 
 def _refused(tensor: LazyTensor, fact: str) -> MigrationRefused:
@@ -231,17 +226,15 @@ def _unstacked(tensor: LazyTensor, dim: int, wanted: int | None = None) -> Tenso
     return found
 
 
-def _transposed(tensor: LazyTensor, step: Step, _: Value) -> LazyTensor:
-    one, other = (_dim(tensor, dim, len(tensor.shape)) for dim in step.dims)
-    order = list(range(len(tensor.shape)))
-    order[one], order[other] = other, one
-    return _permuted(tensor, step._replace(dims=tuple(order)), _)
-
-
 def _permuted(tensor: LazyTensor, step: Step, _: Value) -> LazyTensor:
-    if len(step.dims) != len(tensor.shape):
-        raise _refused(tensor, f"it has not {len(step.dims)} dimensions")
-    shape, stride = (tuple(side[dim] for dim in step.dims) for side in (tensor.shape, tensor.info.stride))
+    rank, dims = len(tensor.shape), list(step.dims)
+    if step.op == "transpose":
+        one, other = (_dim(tensor, dim, rank) for dim in step.dims)
+        dims = list(range(rank))
+        dims[one], dims[other] = other, one
+    if len(dims) != rank:
+        raise _refused(tensor, f"it has not {len(dims)} dimensions")
+    shape, stride = (tuple(side[dim] for dim in dims) for side in (tensor.shape, tensor.info.stride))
     return _with(tensor, shape, stride)
 
 
@@ -280,16 +273,12 @@ def _roped(tensor: LazyTensor, step: Step, value: Value) -> LazyTensor:
     pairs = (heads, half, 2) if step.op == "rope" else (heads, 2, half)
     whole = _viewed(tensor, (*pairs, *tensor.shape[1:]))
     order = (0, 2, 1, *range(3, len(whole.shape)))
-    return _viewed(_permuted(whole, step._replace(dims=order), value), tensor.shape)
+    return _viewed(_permuted(whole, Step("permute", dims=order), value), tensor.shape)
 
 
-def _as_it_is(tensor: LazyTensor, _: Step, __: Value) -> LazyTensor:
-    return tensor
-
-
-_CHANGES = {
-    "rename": _as_it_is,
-    "transpose": _transposed,
+_CHANGES: Final[Mapping[str, Callable[[LazyTensor, Step, Value], LazyTensor]]] = {
+    "rename": lambda tensor, *_: tensor,
+    "transpose": _permuted,
     "permute": _permuted,
     "reshape": _reshaped,
     "rope": _roped,

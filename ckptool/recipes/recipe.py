@@ -11,12 +11,12 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from math import prod
 from operator import add, floordiv, mul, sub
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from ckptool.errors import MalformedFile, MigrationRefused
+from ckptool.errors import MigrationRefused
 from ckptool.messages import some
 from ckptool.names.patterns import Pattern, said_in
 
@@ -95,12 +95,8 @@ class Step(NamedTuple):
     def __str__(self) -> str:
         given = self._asdict()
         shown = [given[name] for name in _PARAMETERS[self.op] if name != "was"]
-        words = [_said(value) for value in shown if value not in ((), None)]
-        return " ".join([self.op, *words])
-
-
-def _said(value: object) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+        words = [f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value) for value in shown]
+        return " ".join([self.op, *(word for word in words if word not in ("[]", "None"))])
 
 
 class Rule(NamedTuple):
@@ -167,15 +163,10 @@ class Recipe:
     @property
     def numbers(self) -> list[str]:
         """The names of the numbers that its rules and its own numbers need, without those that it defines."""
-        used = dict.fromkeys(name for given in self._given() for name in _names_in(given))
+        steps = (step for rule in self.rules for step in rule.steps)
+        own = [(*step.sizes, *step.shape, *step.was, step.heads, step.parts or 0) for step in steps]
+        used = dict.fromkeys(name for one in chain(self.lets.values(), *own) for name in _names_in(one))
         return [name for name in used if name not in self.lets]
-
-    def _given(self) -> Iterator[Number]:
-        yield from self.lets.values()
-        for rule in self.rules:
-            for step in rule.steps:
-                yield from (*step.sizes, *step.shape, *step.was, step.heads)
-                yield from [] if step.parts is None else [step.parts]
 
 
 class Numbers:
@@ -197,7 +188,10 @@ class Numbers:
         for name in _names_in(number):
             if name not in self._known:
                 if name not in self._recipe.lets:
-                    raise self._unknown(name)
+                    lacking = [repr(one) for one in self._recipe.numbers if one not in self._known] or [repr(name)]
+                    fact = f"recipe {self._recipe.name!r} needs {some(lacking, 8)}, and no config.json beside the file"
+                    hint = f"Put that of the model there, or say each with `recipe_arguments=`, as {name}=32."
+                    raise MigrationRefused(f"{fact} says it", kind="recipe-number", hint=hint)
                 self._known[name] = self.value(self._recipe.lets[name])  # which are few, and not in a circle
         try:
             found = _evaluate(_parsed(number), self._known)
@@ -206,12 +200,6 @@ class Numbers:
         if abs(found) > _MOST:
             raise MigrationRefused(f"{number!r} is no size of a tensor: {found:,}", kind="recipe-number")
         return found
-
-    def _unknown(self, name: str) -> MigrationRefused:
-        lacking = some([repr(one) for one in self._recipe.numbers if one not in self._known] or [repr(name)], 8)
-        fact = f"recipe {self._recipe.name!r} needs {lacking}, and no config.json beside the file says it"
-        hint = f"Put that of the model there, or say each with `recipe_arguments=`, as {name}=32."
-        return MigrationRefused(fact, kind="recipe-number", hint=hint)
 
 
 @lru_cache
@@ -247,23 +235,13 @@ def _evaluate(node: ast.expr, known: Mapping[str, int]) -> int:
     return found
 
 
-# From a table
-
-
-def recipe_of(name: str, table: Mapping[str, Any], path: str, named: Callable[[str], Recipe]) -> Recipe:
+def recipe_of(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe]) -> Recipe:
     """
     Return the recipe in a table of TOML; ``named`` returns those that are parts of it.
 
     Raises:
-        MalformedFile: A key, a pattern or a step has no meaning, or steps do not fit what they get.
+        ValueError: A key, a pattern or a step has no meaning, or steps do not fit what they get.
     """
-    try:
-        return _recipe(name, table, named)
-    except ValueError as error:
-        raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=HINT) from error
-
-
-def _recipe(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe]) -> Recipe:
     _refuse_unknown(table, _KEYS, "")
     rest = table.get("rest", "refuse")
     if rest not in ("refuse", "keep"):
@@ -421,8 +399,9 @@ def _step(given: Mapping[str, Any]) -> Step:
         found[name] = tuple(_number(one, name) for one in value)
     step = Step(**found)
     dims = step.dims
-    is_pair = len(dims) == 2 and dims[0] != dims[1] and all(type(dim) is int for dim in dims)
-    if (op == "transpose" and not is_pair) or (op == "permute" and sorted(dims) != list(range(len(dims)))):
+    are_plain = all(type(dim) is int for dim in dims)
+    is_wrong = {"transpose": len(dims) != 2 or dims[0] == dims[-1], "permute": {*dims} != {*range(len(dims))}}
+    if not are_plain or is_wrong.get(op):
         raise ValueError(f"{op} takes {'two dimensions' if op == 'transpose' else '0 to n-1 in another order'}")
     for name, places in (("order", step.order), ("of", step.of)):
         if len(set(places)) < len(places) or any(type(one) is not int or one < 0 for one in places):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
@@ -336,6 +337,7 @@ NAMED: Final[Mapping[str, SliceSet]] = {
 
 
 NAME: Final = "slices"
+_ALL_RANKS: Final = "Get the files of all ranks."
 _TRAITS: Final = Traits(keeps_versions=False)
 _SAID: Final = re.compile(r"(?:\d[._-]?of|world[._-]?size)[._-]?0*(\d{1,6})(?=[\W_])", re.IGNORECASE)
 """The number of files, in their names."""
@@ -377,22 +379,37 @@ def open_joined(
         place = os.path.dirname(place) or os.curdir
     folder = FolderSource(place, limits.cancellation)
     try:
-        if named := named_by(folder, MEGATRON):  # the last save
-            place = folder.place_of(named)
+        if last := named_by(folder, MEGATRON):  # the last save
+            place = folder.place_of(last)
             folder.close()
             folder = FolderSource(place, limits.cancellation)
         with about(place):
             names = [*folder.files, *(f"{one}/{name}" for one in folder.folders for name in folder.names(one)[0])]
             files = _files(names, rules, None if os.path.isdir(path) else os.path.relpath(path, place))
-            opened = [[_opened(folder, name, limits) for name in own] for own in files]
+            opened: list[list[Checkpoint]] = []
+            for own in files:
+                opened.append([])
+                for name in own:
+                    one = open_checkpoint(folder.place_of(name), limits=limits)
+                    folder.adopt(one.source)
+                    one.check_index()
+                    opened[-1].append(one)
             ranks = [_rank(own, key or rules.of.key, which) for own in opened]
             first = opened[0][0]
             if (said := ranks_said(first.root)) > len(ranks):
-                raise _missing(f"{files[0][0]!r} says that there are {said:,} ranks, and {len(ranks):,} are there")
-            infos, moves = _whole(ranks, rules, {**_arguments(first), **settings_of(first), **given})
+                raise MigrationRefused(
+                    f"{files[0][0]!r} says that there are {said:,} ranks, and {len(ranks):,} are there",
+                    kind="missing-rank",
+                    hint=_ALL_RANKS,
+                )
+            args = nodes.item(first.root, "args")  # those of the training, if the file has them; True is 1
+            pairs = nodes.mapping_pairs(args) or nodes.attribute_pairs(args) or []
+            said_there = {name: int(one) for name, one in pairs if isinstance(name, str) and isinstance(one, int)}
+            infos, moves = _whole(ranks, rules, {**said_there, **settings_of(first), **given})
         contents = Contents(infos)
         contents.groups.append(Group("", "mapping", list(infos)))
-        shards = [shard for own, there in zip(files, opened, strict=True) for shard in map(_shard, own, there)]
+        named = zip(chain(*files), chain(*opened), strict=True)
+        shards = [Shard(name, len(one.tensors), one.file_nbytes, one.source) for name, one in named]
         parsed = Parsed(folder, NAME, _TRAITS, contents, fixed_form="state_dict", shards=tuple(shards))
         beside = ranks[0].beside
         notes = (f"what is beside the weights of the ranks is left out: {some(beside)}",) if beside else ()
@@ -400,21 +417,6 @@ def open_joined(
     except BaseException:
         folder.close()
         raise
-
-
-def _opened(folder: FolderSource, name: str, limits: Limits) -> Checkpoint:
-    found = open_checkpoint(folder.place_of(name), limits=limits)
-    folder.adopt(found.source)
-    found.check_index()
-    return found
-
-
-def _shard(name: str, found: Checkpoint) -> Shard:
-    return Shard(name, len(found.tensors), found.file_nbytes, found.source)
-
-
-def _missing(fact: str) -> MigrationRefused:
-    return MigrationRefused(fact, kind="missing-rank", hint="Get the files of all ranks.")
 
 
 def _files(names: Sequence[str], rules: SliceRules, given: str | None) -> list[list[str]]:
@@ -432,9 +434,10 @@ def _files(names: Sequence[str], rules: SliceRules, given: str | None) -> list[l
     ((files, found),) = sets.items()
     said = _SAID.search(files[0])
     if found.gap or (said and int(said[1]) != len(files)):
-        raise _missing(f"{len(files):,} of {int(said[1]) if said else found.total:,} ranks there{found.gap}")
+        fact = f"{len(files):,} of {int(said[1]) if said else found.total:,} ranks there{found.gap}"
+        raise MigrationRefused(fact, kind="missing-rank", hint=_ALL_RANKS)
     if _FROM_ZERO.search(files[0]):
-        raise _missing(f"there is no rank 0 before {files[0]!r}")
+        raise MigrationRefused(f"there is no rank 0 before {files[0]!r}", kind="missing-rank", hint=_ALL_RANKS)
     if len(found.nearest) > 1:
         fact = f"{files[0]!r} to {files[-1]!r} have two numbers each: only one kind of parallelism can be joined"
         raise MigrationRefused(fact, kind="no-ranks")
@@ -456,7 +459,8 @@ def _of_program(names: Sequence[str], rules: SliceRules) -> list[list[str]]:
         raise MigrationRefused(fact, kind="no-ranks", hint="Give the folder with the files of all ranks.")
     for what, there in (("rank", [*found]), *((f"part of rank {rank}", [*found[rank]]) for rank in sorted(found))):
         if gone := [str(number) for number in range(max(there)) if number not in there]:
-            raise _missing(f"there is no {what} {some(gone)}, and there are {len(there):,} others")
+            fact = f"there is no {what} {some(gone)}, and there are {len(there):,} others"
+            raise MigrationRefused(fact, kind="missing-rank", hint=_ALL_RANKS)
     return [[parts[number] for number in sorted(parts)] for _, parts in sorted(found.items())]
 
 
@@ -500,10 +504,3 @@ def _whole(
             sides = tuple((name, one.shape) for one in parts), ((name, whole.shape),)
             moves.append(Move(f"join {rule.text.rpartition('=')[2]}", *sides))
     return infos, moves
-
-
-def _arguments(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the numbers in the arguments of the training, if the file has them; True is 1."""
-    args = nodes.item(checkpoint.root, "args")
-    pairs = nodes.mapping_pairs(args) or nodes.attribute_pairs(args) or []
-    return {name: int(value) for name, value in pairs if isinstance(name, str) and isinstance(value, int)}

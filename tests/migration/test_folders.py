@@ -15,8 +15,8 @@ import pytest
 
 from ckptool import migrate, system
 from ckptool.errors import OutputExists, OutputFailed
-from ckptool.migration.output import opening as folders
-from ckptool.migration.output.opening import OutputFolder
+from ckptool.migration import output as folders
+from ckptool.migration.output import OutputFolder
 from tests import build
 from tests.each import each
 from tests.migration import test_faults, test_outputs

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import ckptool
 from ckptool import CkptoolError
 from ckptool.errors import MissingPackage
+from ckptool.recipes.find import _copied, _seen
 from ckptool.recipes.moves import settled
-from ckptool.recipes.of_transformers import _copied, _seen
 from ckptool.torch_ops.tracing import Tracing
 from tests.program import invoke
 from tests.recipes.layouts import State, same

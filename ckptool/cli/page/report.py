@@ -35,8 +35,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.formats.listing import Target, targets
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import show
-from ckptool.migration.output import Output
-from ckptool.migration.output.opening import mode_of
+from ckptool.migration.output import Output, mode_of
 from ckptool.sources.paths import is_same_file
 from ckptool.sources.source import SILENT, Progress
 from ckptool.tensors.reading import LazyTensor

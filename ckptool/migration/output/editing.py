@@ -82,7 +82,13 @@ def edit_in_place(path: str, fd: int, edit: FileEdit, verify: Callable[[], None]
     """
     journal_nbytes = _begin_journal(path, fd, edit)
     try:
-        _apply(fd, edit)
+        system.write_at(fd, poison_like(edit.guard), edit.guard.offset)
+        system.sync(fd)
+        for run in edit.runs:
+            system.write_at(fd, poisoned_at(edit.new_guard, run), run.offset)
+        system.sync(fd)
+        system.write_at(fd, edit.new_guard.data, edit.new_guard.offset)
+        system.sync(fd)
         if look(path, fd).state != "whole":
             raise OutputFailed("it does not hold what was written", kind="verification-failed")
         verify()
@@ -258,16 +264,6 @@ def _journal_of(source: FileSource, edit: FileEdit) -> Journal:
         old = source.read(run.offset, max(0, min(run.end, source.nbytes) - run.offset))
         changes.append(Change(run.offset, old, run.data))
     return Journal(source.place[1], source.nbytes, edit.nbytes, edit.guard, edit.new_guard, tuple(changes))
-
-
-def _apply(fd: int, edit: FileEdit) -> None:
-    system.write_at(fd, poison_like(edit.guard), edit.guard.offset)
-    system.sync(fd)
-    for run in edit.runs:
-        system.write_at(fd, poisoned_at(edit.new_guard, run), run.offset)
-    system.sync(fd)
-    system.write_at(fd, edit.new_guard.data, edit.new_guard.offset)
-    system.sync(fd)
 
 
 def _roll_back(fd: int, journal: Journal) -> int:

@@ -123,7 +123,8 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
     count = 0
     with Output(path, force=True) as output:
         with arrow.parquet.ParquetWriter(OutputStream(output), types, compression="zstd") as writer:
-            for group in _groups(rows):
+            every = iter(rows)
+            while group := list(islice(every, _ROWS)):
                 arrays = {
                     name: [_value(row.get(name), kind, arrow.types) for row in group] for name, kind in columns.items()
                 }
@@ -148,12 +149,6 @@ def refuse_others(path: str, begins: tuple[bytes, ...], what: str) -> None:
     if begin not in begins:
         kind = f"not-{what.lower()}"
         raise OutputFailed(f"is there, and is no {what} file", kind=kind, path=path, hint="Move it away.")
-
-
-def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    every = iter(rows)
-    while group := list(islice(every, _ROWS)):
-        yield group
 
 
 def _type(schema: Mapping[str, Any], defs: Mapping[str, Any], arrow: Any) -> Any:
