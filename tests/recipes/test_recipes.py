@@ -237,6 +237,7 @@ BAD = {
     "code for a number": '[let]\na = "__import__(\'os\')"\n[[rule]]\nfrom = "a"\nto = "b"',
     "a power": '[let]\na = "9 ** 9"\n[[rule]]\nfrom = "a"\nto = "b"',
     "no order": '[[rule]]\nfrom = "a"\nto = "b"\nop = "permute"\ndims = [0, 2]',
+    "an order with text": '[[rule]]\nfrom = "a"\nto = "b"\nop = "permute"\ndims = [0, "1"]',
 }
 
 
