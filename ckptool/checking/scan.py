@@ -28,9 +28,8 @@ from ckptool.checkpoints.summary import Summary, numel_and_nbytes, summarise, wr
 from ckptool.checkpoints.training import states
 from ckptool.errors import Cancelled, Failure, as_ours
 from ckptool.formats import open_checkpoint
-from ckptool.formats.directories.walk import beside, inside_refused
 from ckptool.formats.json_beside import quantization_of
-from ckptool.formats.listing import Listing, Target, means_other, refuse_others
+from ckptool.formats.listing import Listing, Target, beside, inside_refused, means_other, refuse_others
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import cut, not_looked_into
 from ckptool.sources.paths import is_folder, is_remote, shown_path

@@ -103,7 +103,7 @@ def open_checkpoint(origin: Origin, *, limits: Limits = DEFAULT_LIMITS) -> Check
         try:
             with _naming(shown):
                 probe = Probe(source, limits, _read)
-                parsed = _read_member(probe, member) if member else _read_file(probe, path)
+                parsed = _read_file(probe, path, member)
                 if parsed.part_of is not None and not parsed.part_of.path:  # of an archive
                     place = _MEMBER_MARK.join([shown, *(member or "").split(_MEMBER_MARK)[:-1]])
                     parsed = parsed._replace(part_of=parsed.part_of._replace(path=place))
@@ -158,11 +158,24 @@ def _read(probe: Probe) -> Parsed:
             return one.read(probe)
     from ckptool.formats.identify import name_foreign  # thirty kinds of file, needed only when no format fits
 
-    raise name_foreign(probe.source) or _not_recognised(probe)
+    fact = f"{probe.source.nbytes:,} bytes that begin with {probe.head[:16].hex(' ')}"
+    raise name_foreign(probe.source) or UnknownFormat(
+        f"not a checkpoint that any format recognises: {fact}",
+        hint="Check that this is the file you meant.",
+        actual=probe.source.nbytes,
+    )
 
 
-def _read_file(probe: Probe, path: Origin) -> Parsed:
-    """Read a file; if its name shows that it is one of a set, note that, or explain by it why it cannot be read."""
+def _read_file(probe: Probe, path: Origin, member: str | None) -> Parsed:
+    """
+    Read a file, or a member of it.
+
+    If the name of the file shows that it is one of a set, note that, or explain by it why it cannot be read.
+    """
+    if member:
+        from ckptool.formats import packed
+
+        return packed.read_member(probe, member)
     if not isinstance(path, str):
         return _read(probe)
     from ckptool.formats import slices
@@ -174,21 +187,6 @@ def _read_file(probe: Probe, path: Origin) -> Parsed:
         if explained is error:
             raise
         raise explained from error
-
-
-def _read_member(probe: Probe, member: str) -> Parsed:
-    from ckptool.formats import packed
-
-    return packed.read_member(probe, member)
-
-
-def _not_recognised(probe: Probe) -> UnknownFormat:
-    shown = probe.head[:16].hex(" ")
-    return UnknownFormat(
-        f"not a checkpoint that any format recognises: {probe.source.nbytes:,} bytes that begin with {shown}",
-        hint="Check that this is the file you meant.",
-        actual=probe.source.nbytes,
-    )
 
 
 def member_in(origin: Origin) -> str | None:

@@ -14,6 +14,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -34,21 +35,17 @@ def name_foreign(source: Source) -> Foreign | None:
     from the end; 16 MiB of JSON, as an index of shards can be that long.
     """
     head = Head.of(source)
-    if not head.data.strip(b"\0"):
-        return _name_zeros(head)
-    if head.text is None:
-        return name_by_magic(head) or name_binary(head)
-    return name_markup(head, head.text) or name_json(head, head.text) or name_text(head, head.text)
-
-
-def _name_zeros(head: Head) -> Foreign:
     if not head.nbytes:
         hint = "Download or save the file again."
         return TruncatedFile("empty: the file has 0 bytes", kind="empty", hint=hint, actual=0)
-    fact = f"{head.size} of zeros"
-    if not head.whole:
-        fact = f"the first {counted(len(head.data), 'byte')} of {head.nbytes:,} are zero"
-    return not_a_checkpoint(f"{fact}, as in a download that reserved its space and stopped", "zeros", AGAIN)
+    if not head.data.strip(b"\0"):
+        fact = f"{head.size} of zeros"
+        if not head.whole:
+            fact = f"the first {counted(len(head.data), 'byte')} of {head.nbytes:,} are zero"
+        return not_a_checkpoint(f"{fact}, as in a download that reserved its space and stopped", "zeros", AGAIN)
+    if head.text is None:
+        return name_by_magic(head) or name_binary(head)
+    return name_markup(head, head.text) or name_json(head, head.text) or name_text(head, head.text)
 
 
 # The start of a file, as bytes and as text
@@ -251,19 +248,13 @@ class _Row(NamedTuple):
     """Returns ``what`` with its numbers, or None if the row does not apply after all."""
     error: type[NotACheckpoint | UnsupportedFeature] = NotACheckpoint
 
-    def phrase(self, head: Head) -> str | None:
-        if not head.has(self.magic, self.offset):
-            return None
-        if self.then is not None and not head.has(self.then[1], self.then[0]):
-            return None
-        return f"{self.what} of {head.size}" if self.describe is None else self.describe(head)
-
 
 def name_by_magic(head: Head) -> NotACheckpoint | UnsupportedFeature | None:
     """Return the error of the first row that fits."""
     for row in _ROWS:
-        phrase = row.phrase(head)
-        if phrase is not None:
+        is_one = head.has(row.magic, row.offset) and (row.then is None or head.has(row.then[1], row.then[0]))
+        phrase = row.describe(head) if row.describe is not None and is_one else f"{row.what} of {head.size}"
+        if is_one and phrase is not None:
             prefix = "not a checkpoint" if row.error is NotACheckpoint else "not handled"
             return row.error(f"{prefix}: {phrase}", kind=row.kind, hint=row.hint)
     return None
@@ -285,10 +276,8 @@ def _paddle(head: Head) -> str | None:
 
 
 def _gguf(head: Head) -> str:
-    if len(head.data) < 16:
-        return f"a GGUF file of {head.size}"
-    version, tensors = struct.unpack_from("<IQ", head.data, 4)
-    if not 2 <= version < 256:  # version 1 has narrower numbers, a large one is big-endian
+    version, tensors = struct.unpack_from("<IQ", head.data.ljust(16, b"\0"), 4)
+    if not 2 <= version < 256 or len(head.data) < 16:  # version 1 has narrower numbers, a large one is big-endian
         return f"a GGUF file of {head.size}"
     return f"a GGUF file, version {version}, with {counted(tensors, 'tensor')}"
 
@@ -366,16 +355,9 @@ def name_foreign_zip(names: Sequence[str]) -> NotACheckpoint | None:
         if any(pattern.fullmatch(name) for name in some):
             return not_a_checkpoint(f"{what}, a zip of {counted(number, 'file')}", kind, hint)
     what = f"a zip archive of {counted(number, 'file')}: {listed(files)}"
-    return not_a_checkpoint(what, "archive", _to_open(files))
-
-
-def _to_open(files: Sequence[str]) -> str | None:
     weights = [name for name in files if is_likely(name)]
-    if not weights:
-        return None
-    if len(weights) == 1:
-        return f"Unpack it and open {quoted(weights[0])}."
-    return f"Unpack it and open one of {listed(weights, 8)}."
+    one = quoted(weights[0]) if len(weights) == 1 else f"one of {listed(weights, 8)}"
+    return not_a_checkpoint(what, "archive", f"Unpack it and open {one}." if weights else None)
 
 
 # Text: web pages and errors saved as a file, pointers that stand for one, and any other text
@@ -401,7 +383,9 @@ def name_json(head: Head, text: str) -> NotACheckpoint | None:
     """Name JSON: an object, complete or cut off, or a complete list."""
     if not text.lstrip().startswith(("{", "[")):
         return None
-    value = _parsed(text)
+    value: object = None
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
     if isinstance(value, list):
         return not_a_checkpoint(f"a JSON file of {head.size}: a list of {counted(len(value), 'value')}", "json")
     if not _OBJECT.match(text):
@@ -410,30 +394,15 @@ def name_json(head: Head, text: str) -> NotACheckpoint | None:
     if index is not None:
         return index
     pairs = value if isinstance(value, dict) else {}
-    said = _said_by(pairs) if head.nbytes <= _LONGEST_JSON_ERROR else None
-    if said is not None:
-        return not_a_checkpoint(f"a JSON error message: {quoted(said)}", "json", ACCESS)
+    for key in _ERRORS if head.nbytes <= _LONGEST_JSON_ERROR else ():
+        said = pairs.get(key)
+        said = said.get("message") if isinstance(said, dict) else said
+        if isinstance(said, str) and said.strip():
+            return not_a_checkpoint(f"a JSON error message: {quoted(said)}", "json", ACCESS)
     known = ((what, hint) for pattern, what, hint in _KINDS if pattern.match(text))
     what, hint = next(known, ("a JSON file", None))
     keys = ", ".join(quoted(key, 30) for key in islice(pairs, 4)) + (", …" if len(pairs) > 4 else "")
     return not_a_checkpoint(f"{what}, {head.size} of JSON" + (f" with {keys}" if keys else ""), "json", hint)
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _said_by(pairs: dict[str, object]) -> str | None:
-    for key in _ERRORS:
-        value = pairs.get(key)
-        if isinstance(value, dict):
-            value = value.get("message")
-        if isinstance(value, str) and value.strip():
-            return value
-    return None
 
 
 def _name_index(head: Head) -> NotACheckpoint | None:
@@ -517,7 +486,11 @@ def name_text(head: Head, text: str) -> NotACheckpoint | None:
     if _PICKLED.match(text):
         return None
     if text.startswith("version https://git-lfs.github.com/"):
-        return _name_lfs(text[:1024])
+        size = re.search(r"^size (\d{1,19})\s*$", text[:1024], re.MULTILINE)
+        oid = re.search(r"^oid sha256:([0-9a-f]{12})", text[:1024], re.MULTILINE)
+        what = "a Git LFS pointer" + (f" to a file of {counted(int(size[1]), 'byte')}" if size else "")
+        what += f" (sha256 {oid[1]}…)" if oid else ""
+        return not_a_checkpoint(what, "lfs-pointer", "Run 'git lfs pull'.")
     lines = [line.strip() for line in text.splitlines()]
     told = [line for line in lines if line]
     if not told:
@@ -528,19 +501,8 @@ def name_text(head: Head, text: str) -> NotACheckpoint | None:
             return not_a_checkpoint(f"{what}, {begin}", kind, hint)
     if head.nbytes <= _LONGEST_ERROR and _SAID.search(text.strip()):
         return not_a_checkpoint(f"an error message: {quoted(text)}", "text", ACCESS)
-    size = counted(len(lines), "line") if head.whole else head.size
+    length = counted(len(lines), "line") if head.whole else head.size
     if head.whole and all(_SITE_LINE.fullmatch(line) for line in told):
         what = "a list of paths or imports, as in a .pth file of Python's site module"
-        return not_a_checkpoint(f"{what}, {size}, beginning {begin}", "site-pth")
-    return not_a_checkpoint(f"a text file of {size}, beginning {begin}", "text")
-
-
-def _name_lfs(pointer: str) -> NotACheckpoint:
-    size = re.search(r"^size (\d{1,19})\s*$", pointer, re.MULTILINE)
-    oid = re.search(r"^oid sha256:([0-9a-f]{12})", pointer, re.MULTILINE)
-    what = "a Git LFS pointer"
-    if size:
-        what += f" to a file of {counted(int(size[1]), 'byte')}"
-    if oid:
-        what += f" (sha256 {oid[1]}…)"
-    return not_a_checkpoint(what, "lfs-pointer", "Run 'git lfs pull'.")
+        return not_a_checkpoint(f"{what}, {length}, beginning {begin}", "site-pth")
+    return not_a_checkpoint(f"a text file of {length}, beginning {begin}", "text")

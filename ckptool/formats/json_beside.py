@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from typing import Final, cast
 
-from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint, once
 from ckptool.checkpoints.completeness import GATHER
 from ckptool.checkpoints.parsed import Parsed, Remark
@@ -48,6 +47,7 @@ EMBEDDINGS: Final = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|sha
 """Names of the weights of output layers and of embeddings, which many models tie to each other."""
 _EITHER: Final = ("classifier", "score")
 """The heads of classifiers, both of which peft announces: a model has one of them."""
+_parsed: Final = partial(parse_object, has_constants=True)
 
 
 def missing_adapter_parts(settings: Mapping[str, object], parsed: Parsed) -> Iterator[Remark]:
@@ -68,12 +68,8 @@ def missing_adapter_parts(settings: Mapping[str, object], parsed: Parsed) -> Ite
     elif lacking:
         yield Remark("CK123", f"no tensor of the adapter is of {some(lacking)}, and {said}", "The model may have none.")
     if kind == "LORA" and names:
-        unlike = [
-            *_unlike_rank(settings, names),
-            *_without_magnitudes(settings, names),
-            *_without_layers(settings, names),
-        ]
-        yield from (Remark("CK127", fact, "Give the settings that it was saved with.") for fact in unlike)
+        facts = (*_unlike_rank(settings, names), *_unlike_others(settings, names))
+        yield from (Remark("CK127", fact, "Give the settings that it was saved with.") for fact in facts)
 
 
 def _unlike_rank(settings: Mapping[str, object], names: Mapping[str, TensorInfo]) -> Iterator[str]:
@@ -95,17 +91,13 @@ def _unlike_rank(settings: Mapping[str, object], names: Mapping[str, TensorInfo]
         yield f"the adapter's tensors have another rank than {ADAPTER!r} says: {some(found)}"
 
 
-def _without_magnitudes(settings: Mapping[str, object], names: Collection[str]) -> Iterator[str]:
-    """Yield a fact if all magnitudes of DoRA are missing, or are there without the setting."""
+def _unlike_others(settings: Mapping[str, object], names: Collection[str]) -> Iterator[str]:
+    """Yield facts on magnitudes of DoRA, and on layers, that the settings have and the tensors lack, or conversely."""
     magnitudes = sum("lora_magnitude_vector" in name for name in names)
     if settings.get("use_dora") is True and not magnitudes:
         yield f"no tensor is a magnitude, and {ADAPTER!r} says that it is DoRA (use_dora)"
     elif magnitudes and not settings.get("use_dora"):
         yield f"{counted(magnitudes, 'tensor')} are magnitudes of DoRA, and {ADAPTER!r} does not say use_dora"
-
-
-def _without_layers(settings: Mapping[str, object], names: Iterable[str]) -> Iterator[str]:
-    """Yield a fact on the layers in the settings that have no tensor."""
     said = settings.get("layers_to_transform")
     listed = said if isinstance(said, list) else [said]
     numbers = {part for name in names for part in name.split(".") if part.isdecimal()}
@@ -125,12 +117,8 @@ def _modules(settings: Mapping[str, object], key: str) -> list[str]:
 def json_object(folder: FolderSource, name: str) -> Mapping[str, object]:
     """Return the JSON object in a small file; an empty one if it is not an object, or cannot be read."""
     with suppress(Failure):
-        return _object(folder.content(name, _JSON_NBYTES), name, folder.cancellation)
+        return _parsed(folder.content(name, _JSON_NBYTES), name, "json", folder.cancellation)
     return {}
-
-
-def _object(data: bytes, name: str, cancellation: Cancellation | None = None) -> Mapping[str, object]:
-    return parse_object(data, name, "json", cancellation, has_constants=True)
 
 
 def base_model(path: str, source: Source) -> str | None:
@@ -162,8 +150,11 @@ def quantization_among(checkpoint: Checkpoint, taken: Collection[str]) -> Quanti
     infos |= {name: infos[kept] for name, kept in checkpoint.recorded.ties.items() if kept in infos}
     numbers, homes = dict[str, TensorInfo](), dict[str, str]()
     if any(info.dtype.name in TYPES and len(info.shape) > 1 for info in infos.values()):
-        texts = ((f"__metadata__.{key}", _in_text(text)) for key, text in checkpoint.recorded.texts.items())
-        numbers = numbers_in([*checkpoint.extras, *texts])
+        texts: dict[str, object] = {**checkpoint.recorded.texts}
+        for key, text in checkpoint.recorded.texts.items():
+            with suppress(Failure):  # else it is a text that is not JSON
+                texts[key] = _parsed(text.encode(), "a text", "json") if text.startswith("{") else text
+        numbers = numbers_in([*checkpoint.extras, *((f"__metadata__.{key}", said) for key, said in texts.items())])
         numbers |= {name: one.info for name, one in checkpoint.attributes.items() if name not in infos}
         homes = {tensor.name: one.key for one in checkpoint.state_dicts for tensor in one.values()}
     head = f"{checkpoint.weights.key}.".lstrip(".") if checkpoint.weights is not None else ""
@@ -198,13 +189,6 @@ def _numbers_beside(checkpoint: Checkpoint) -> dict[str, dict[str, TensorInfo]]:
     return found
 
 
-def _in_text(text: str) -> object:
-    """Return the JSON object in the metadata of a safetensors file, or the text if it is not one."""
-    with suppress(Failure):
-        return _object(text.encode(), "a text") if text.startswith("{") else text
-    return text
-
-
 def _settings(path: str, source: Source) -> Settings | None:
     for name, keys in QUANTIZED.items():
         whole = object_beside(path, source, name)
@@ -230,5 +214,5 @@ def object_beside(path: str, source: Source, name: str) -> Mapping[str, object]:
         elif hasattr(source, "open_sibling"):
             beside = cast("SourceInFolder", source).open_sibling(name)
             if beside.nbytes <= _JSON_NBYTES:
-                return _object(beside.read(0, beside.nbytes), name, source.cancellation)
+                return _parsed(beside.read(0, beside.nbytes), name, "json", source.cancellation)
     return {}

@@ -7,9 +7,13 @@ member that holds a model's weights is opened; where several do, they are listed
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import ckptool.system as system
 from ckptool.archives.archive import Archive
 from ckptool.archives.compressed import Compression, decompress
+from ckptool.checkpoints.checkpoint import Checkpoint
+from ckptool.checkpoints.contents import Contents
 from ckptool.checkpoints.parsed import Member, Parsed, Stream, Traits
 from ckptool.checkpoints.roles import Role, choose_weights
 from ckptool.errors import (
@@ -23,7 +27,6 @@ from ckptool.errors import (
     within,
 )
 from ckptool.formats import slices
-from ckptool.formats.members import holds_tensors, listed, member, placed, with_weights
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted
 from ckptool.sources.paths import is_likely
@@ -157,7 +160,10 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     from ckptool.formats.identify import name_foreign_zip
 
     foreign = name_foreign_zip(list(archive)) if probe.zip is not None else None
-    raise foreign or _no_checkpoint(archive)
+    names = [name for name in archive if not name.endswith("/")]
+    without = f"{counted(len(names), 'file')} without one: {', '.join(ascii(name)[1:-1] for name in names[:4])}"
+    fact = f"an archive of {without}" if names else "an archive without files"
+    raise foreign or NotACheckpoint(f"not a checkpoint: {fact}", kind="archive")
 
 
 def _outstanding(weights: dict[str, Parsed]) -> dict[str, Parsed]:
@@ -226,11 +232,48 @@ def _unopened(failures: dict[str, CkptoolError], archive: Archive) -> tuple[tupl
     )
 
 
-def _no_checkpoint(archive: Archive) -> CkptoolError:
-    names = [name for name in archive if not name.endswith("/")]
-    if not names:
-        return NotACheckpoint("not a checkpoint: an archive without files", kind="archive")
-    shown = ", ".join(ascii(name)[1:-1] for name in names[:4])
-    return NotACheckpoint(
-        f"not a checkpoint: an archive of {counted(len(names), 'file')} without one: {shown}", kind="archive"
+def placed(parsed: Parsed, archive: Archive | None, name: str) -> Parsed:
+    """Return a checkpoint as a member of an archive: the names of its own members get this prefix."""
+    return parsed._replace(
+        member=name if parsed.member is None else f"{name}::{parsed.member}",
+        archives=(*((archive,) if archive is not None else ()), *parsed.archives),
+        members=tuple(one._replace(name=f"{name}::{one.name}") for one in parsed.members),
+        inside={f"{name}::{key}": placed(one, archive, name) for key, one in parsed.inside.items()},
+        unopened=tuple((f"{name}::{key}", why) for key, why in parsed.unopened),
     )
+
+
+def member(name: str, found: Parsed, nbytes: int | None = None) -> Member:
+    """Return the listing of a checkpoint in an archive or a folder; ``nbytes`` is its size there, if known."""
+    return Member(name, found.format, found.form, found.number, found.file_nbytes if nbytes is None else nbytes)
+
+
+def listed(
+    source: Source, layout: str, members: Sequence[Member], inside: Mapping[str, Parsed], archive: Archive | None = None
+) -> Parsed:
+    """Return several checkpoints of which none is chosen: ``inside`` are all that can be opened."""
+    return Parsed(
+        source,
+        layout,
+        Traits(),
+        Contents(),
+        fixed_form="archive",
+        members=tuple(members),
+        inside={name: placed(found, archive, name) for name, found in inside.items()},
+    )
+
+
+def holds_tensors(parsed: Parsed) -> bool:
+    contents = parsed.contents
+    return bool(contents.tensors or contents.attributes or parsed.constants or parsed.members)
+
+
+def with_weights(holding: dict[str, Parsed]) -> dict[str, Parsed]:
+    """Return those that hold the weights of a model; empty if there is only one to choose from."""
+    if len(holding) < 2:  # nothing to tell apart
+        return {}
+    return {
+        name: found
+        for name, found in holding.items()
+        if found.members or Checkpoint("", found.source, found).weights is not None
+    }

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from ckptool.checkpoints.contents import Contents, Group
-from ckptool.checkpoints.parsed import Parsed, PartOf, Recorded, Traits
+from ckptool.checkpoints.parsed import Parsed, PartOf, Recorded, Shard, Traits
 from ckptool.checkpoints.roles import role_of
 from ckptool.errors import (
     AmbiguousFile,
@@ -30,7 +30,6 @@ from ckptool.errors import (
 )
 from ckptool.formats import safetensors
 from ckptool.formats.filenames import lacking
-from ckptool.formats.members import with_files
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits, refuse_long
@@ -97,6 +96,22 @@ def read_set(folder: FolderSource, names: Sequence[str], probe: Probe) -> Parsed
     return _merged(folder, _holders(opened), opened, {}, probe)
 
 
+def shard(name: str, parsed: Parsed) -> Shard:
+    """Return a file as one of the shards of a checkpoint."""
+    return Shard(name, len(parsed.contents.tensors), parsed.source.nbytes, parsed.source)
+
+
+def with_files(whole: Parsed, files: Sequence[tuple[str, Parsed]], kind: str = "") -> Parsed:
+    """Return a checkpoint with its files, their notes, streams and archives; messages call each file a ``kind``."""
+    return whole._replace(
+        notes=(*whole.notes, *(f"{kind}{name!r}: {note}" for name, one in files for note in one.notes)),
+        damage=next((f"{kind}{name!r}: {one.damage}" for name, one in files if one.damage), None),
+        streams=tuple(stream.inside(name) for name, one in files for stream in one.streams),
+        archives=tuple(archive for _, one in files for archive in one.archives),
+        shards=tuple(shard(name, one) for name, one in files),
+    )
+
+
 def _merged(
     source: Source,
     shard_of: Mapping[str, str],
@@ -134,7 +149,18 @@ def _parse(index: SourceInFolder, limits: Limits) -> tuple[dict[str, str], int |
     if index.nbytes > limits.header_nbytes:
         fact = f"an index of shards of {index.nbytes:,} bytes; {limits.header_nbytes:,} are allowed"
         raise LimitExceeded(fact, needed=index.nbytes, actual=limits.header_nbytes)
-    found = _object(index.read(0, index.nbytes))
+    data = index.read(0, index.nbytes)
+    try:
+        found = parse_object(data, "the index of shards", "index")
+    except MalformedFile as error:
+        if data.rstrip().endswith(b"}"):
+            raise
+        raise TruncatedFile(
+            f"truncated: the index of shards has {len(data):,} bytes and does not end with a brace",
+            kind="truncated-index",
+            hint="Download the file again.",
+            actual=len(data),
+        ) from error
     shard_of, metadata = found.get("weight_map"), found.get("metadata")
     if not isinstance(shard_of, dict) or not shard_of or not all(type(name) is str for name in shard_of.values()):
         raise MalformedFile("weight_map is no mapping of tensors to files", kind="malformed-index")
@@ -156,20 +182,6 @@ def refuse_many(count: int, limits: Limits) -> None:
     """Raise LimitExceeded for more shards than the limits allow."""
     if count > limits.shards:
         raise LimitExceeded(f"{count:,} shards; {limits.shards:,} are allowed", needed=count, actual=limits.shards)
-
-
-def _object(data: bytes) -> dict[str, object]:
-    try:
-        return parse_object(data, "the index of shards", "index")
-    except MalformedFile as error:
-        if data.rstrip().endswith(b"}"):
-            raise
-        raise TruncatedFile(
-            f"truncated: the index of shards has {len(data):,} bytes and does not end with a brace",
-            kind="truncated-index",
-            hint="Download the file again.",
-            actual=len(data),
-        ) from error
 
 
 def _open_shards(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str, SourceInFolder]:

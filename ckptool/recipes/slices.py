@@ -28,7 +28,7 @@ from ckptool.checkpoints.parsed import Parsed, Shard, Traits
 from ckptool.checkpoints.weights import WeightsChoice, choose
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
-from ckptool.formats.directories.pointers import named_by
+from ckptool.formats.directories.beside import named_by
 from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.slices import ranks_said
 from ckptool.formats.slices.numbering import numbers, set_of

@@ -33,7 +33,7 @@ OPENS = """
 import gc, sys
 gc.set_threshold(1_000_000)
 from ckptool import CkptoolError, open_checkpoint
-from ckptool.formats.directories.walk import checkpoints_below
+from ckptool.formats.listing import checkpoints_below
 for path, _ in checkpoints_below(sys.argv[1]):
     try:
         open_checkpoint(path).close()
@@ -45,7 +45,7 @@ ROWS = """
 import gc, json, sys
 gc.set_threshold(1_000_000)
 from ckptool.checking.scan import row
-from ckptool.formats.directories.walk import checkpoints_below
+from ckptool.formats.listing import checkpoints_below
 for path, _ in checkpoints_below(sys.argv[1]):
     json.dumps(row(path))
 sys.exit(2)

@@ -19,8 +19,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.families import adapter_of
 from ckptool.checkpoints.quantized import Quantization
 from ckptool.errors import Failure
-from ckptool.formats import open_checkpoint
-from ckptool.formats.directories import walk
+from ckptool.formats import listing, open_checkpoint
 from ckptool.formats.json_beside import EMBEDDINGS, HEADS, quantization_of, ties_embedding
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
@@ -313,8 +312,8 @@ def _beside(checkpoint: Checkpoint) -> list[str]:
         return []
     places = [checkpoint.part_of.path] if checkpoint.part_of is not None and checkpoint.part_of.path else []
     if os.path.isdir(checkpoint.path):
-        places += walk.beside(checkpoint) if checkpoint.tensors else walk.inside_refused(checkpoint.path)
+        places += listing.beside(checkpoint) if checkpoint.tensors else listing.inside_refused(checkpoint.path)
     else:
-        inside = walk.inside_refused(os.path.dirname(checkpoint.path) or os.curdir)
+        inside = listing.inside_refused(os.path.dirname(checkpoint.path) or os.curdir)
         places += [os.path.normpath(one) for one in inside if not os.path.samefile(one, checkpoint.path)]
     return places[:_MOST_FILES]

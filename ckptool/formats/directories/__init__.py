@@ -8,10 +8,14 @@ which of them may be meant. A single one is opened; of several, none is chosen, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol, TypeAlias
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Final, NamedTuple, TypeAlias
 
-from ckptool.checkpoints.parsed import Parsed, Remark
+import ckptool.system as system
+from ckptool.checkpoints.contents import collect
+from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import (
     CkptoolError,
     Failure,
@@ -22,11 +26,15 @@ from ckptool.errors import (
     about,
 )
 from ckptool.formats import filenames, sharded, slices
-from ckptool.formats.directories import beside, pointers, several
+from ckptool.formats.directories import beside
+from ckptool.formats.directories.side_by_side import TreeBuilder, nested
 from ckptool.formats.filenames import ADAPTER, PIPELINE, Candidate, Choice
 from ckptool.formats.json_beside import json_object, missing_adapter_parts
+from ckptool.formats.packed import holds_tensors, listed, member, with_weights
 from ckptool.formats.probe import Probe
+from ckptool.formats.slices import numbering
 from ckptool.limits import Limits
+from ckptool.messages import counted
 from ckptool.sources.descriptors import LINK
 from ckptool.sources.files import FileSource
 from ckptool.sources.folder import FolderSource
@@ -35,46 +43,36 @@ from ckptool.tensors.pieces import PiecesSource
 Opened: TypeAlias = "tuple[FileSource | FolderSource, Parsed]"
 """The source of a checkpoint, which the caller has to close, and its content."""
 
+_SEVERAL: Final = "folder"
+_PIPELINE_TRAITS: Final = Traits(has_tree=True, loader="diffusers.DiffusionPipeline.from_pretrained")
+_MOST: Final = 64
+"""Most candidates that are opened to choose one of them."""
 _DEEPEST: Final = 5
 _MOST_FOLDERS: Final = 500
 """Most folders below one that are searched for checkpoints."""
 
 
-class Layout(Protocol):
-    """What the module of a layout contains."""
+class Layout(NamedTuple):
+    """How folders that are one checkpoint are recognised, and read."""
 
-    NAME: str
-
-    def sniff(self, folder: FolderSource) -> bool:
-        """Return whether the folder has this layout."""
-        ...
-
-    def read(self, folder: FolderSource, probe: Probe) -> Parsed:
-        """Read the indexes in a folder that ``sniff`` recognised; no tensor is read."""
-        ...
+    sniff: Callable[[FolderSource], bool]
+    """Returns whether a folder has this layout."""
+    read: Callable[[FolderSource, Probe], Parsed]
+    """Reads the indexes in such a folder; no tensor is read."""
 
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they are tried."""
-    from ckptool.formats.directories import (
-        dcp,
-        deepspeed,
-        deepspeed_universal,
-        hf_storage,
-        megatron,
-        nanotron,
-        rank_files,
-        torch_checkpointing,
-    )
+    from ckptool.formats.directories import dcp, deepspeed, deepspeed_universal, megatron, rank_files, safetensors_parts
 
-    yield dcp
-    yield hf_storage
-    yield deepspeed_universal  # before deepspeed, whose files are beside it
-    yield deepspeed
-    yield megatron
-    yield nanotron
-    yield rank_files
-    yield torch_checkpointing
+    yield Layout(dcp.sniff, dcp.read)
+    yield Layout(safetensors_parts.sniff_dcp, safetensors_parts.read_dcp)
+    yield Layout(deepspeed_universal.sniff, deepspeed_universal.read)  # before deepspeed, whose files are beside it
+    yield Layout(deepspeed.sniff, deepspeed.read)
+    yield Layout(megatron.sniff, megatron.read)
+    yield Layout(safetensors_parts.sniff_nanotron, safetensors_parts.read_nanotron)
+    yield Layout(rank_files.sniff, rank_files.read)
+    yield Layout(rank_files.sniff_indexed, rank_files.read_indexed)
 
 
 def is_one(folder: FolderSource) -> bool:
@@ -137,16 +135,12 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
         return _open_choice(folder, choice, folders, probe)
     except (FileUnavailable, NotACheckpoint, UnknownFormat) as error:
         below = _of_folders(folder, folders)
-        if not _are_strangers(folder, choice, error) or not below.candidates:
+        is_none = not isinstance(error, FileUnavailable) or error.kind in (LINK, "directory")
+        are_files = all(one.kind == "file" for one in choice.candidates) and not filenames.has_weights(folder.files)
+        if not (below.candidates and is_none and are_files):  # else the files are not of the folder's checkpoint
             raise
         strangers = tuple(one.name for one in choice.candidates)
         return _open_choice(folder, below._replace(strangers=strangers), folders, probe)
-
-
-def _are_strangers(folder: FolderSource, choice: Choice, error: CkptoolError) -> bool:
-    """Return whether files of a folder that could not be opened are not of its checkpoint, by name and error."""
-    is_none = not isinstance(error, FileUnavailable) or error.kind in (LINK, "directory")
-    return is_none and all(one.kind == "file" for one in choice.candidates) and not filenames.has_weights(folder.files)
 
 
 def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], probe: Probe) -> Opened:
@@ -165,21 +159,144 @@ def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], p
             parsed = parsed._replace(remarks=(*parsed.remarks, *found))
         used = [chosen.name, *chosen.files, *(shard.name for shard in parsed.shards)]
     else:
-        source, parsed, used = several.read(folder, choice.candidates, open_candidate, probe)
-    missing, said = several.missing_components(folder, folders)
-    remarks = [*parsed.remarks, *said]
-    remarks += beside.without_weights(folder, choice, parsed)
-    remarks += beside.missing_parts(folder)
-    remarks += beside.missing_files(folder)
+        (source, parsed), used = _open_several(folder, choice.candidates, probe)
+    components = beside.missing_components(folder, folders)
+    remarks = (*parsed.remarks, *beside.missing(folder, choice, parsed, components))
     unread = [name for name, _ in parsed.unopened] if PIPELINE in folder.files else []  # of its components
-    parsed = parsed._replace(remarks=tuple(remarks), absent=(*parsed.absent, *missing, *unread))
+    parsed = parsed._replace(remarks=remarks, absent=(*parsed.absent, *components, *unread))
     return source, _with_beside(folder, parsed, used, choice, folders)
+
+
+def _open_several(folder: FolderSource, candidates: Sequence[Candidate], probe: Probe) -> tuple[Opened, list[str]]:
+    """
+    Return what a folder with several candidates, or none, holds, and the names that this takes up.
+
+    Files may have names of any kind: one may have the weights, and the others an optimizer, or a counter in text. All
+    are listed, as those of an archive are, unless their content singles one out, or they are the components of a
+    pipeline of diffusers.
+    """
+    if not candidates:
+        raise beside.no_checkpoint(folder)
+    if len(candidates) > _MOST:
+        what = "folder" if all(one.kind == "folder" for one in candidates) else "file"
+        raise FileUnavailable(
+            f"a directory with {counted(len(candidates), what)} that may be checkpoints; {_MOST} are looked into",
+            kind="directory",
+            hint="Look at each of them.",
+            command=system.command_line("ckptool", "inspect", "-b", "-r", "--", folder.path),
+            needed=len(candidates),
+            actual=_MOST,
+        )
+    opened: dict[str, Opened] = {}
+    failures: dict[str, CkptoolError] = {}
+    with ExitStack() as stack:
+        for one in candidates:
+            try:
+                opened[one.name] = open_candidate(folder, one, probe)
+                stack.push(closing(opened[one.name][0]))
+            except Failure as error:
+                failures[one.name] = error
+        stack.pop_all()
+    by_name = {name: parsed for name, (_, parsed) in opened.items()}
+    holding = {name: found for name, found in by_name.items() if holds_tensors(found)}
+    chosen = next((names for names in (holding, with_weights(holding), by_name) if len(names) == 1), None)
+    if chosen is not None:
+        (name,) = chosen
+        source, parsed = opened.pop(name)
+        for other, _ in opened.values():
+            if other is not folder:
+                other.close()
+
+        def failed(other: str) -> Parsed:
+            raise failures[other]
+
+        part = parsed.part_of or slices.part_of(name, folder.path, [name, *failures], parsed, failed)
+        parsed = parsed._replace(part_of=part)
+        count = len(by_name) + sum(error.kind != LINK for error in failures.values())
+        if count > 1:
+            held = "weights" if with_weights(by_name) else "tensors" if holding else "anything"
+            what = f"{name!r} was opened, which alone holds {held} of {count:,} that may be checkpoints here"
+            parsed = parsed._replace(remarks=(*parsed.remarks, Remark("CK167", what)))
+        used = [*_names(candidates, [name]), *(one.name for one in parsed.shards)]
+        return (source, parsed._replace(unopened=_unopened(failures))), used
+    if not opened:
+        raise beside.no_checkpoint(folder)
+    for source, _ in opened.values():
+        if source is not folder:
+            folder.adopt(source)
+    kept = holding or by_name
+    if PIPELINE in folder.files and not failures and all(one.form == "state_dict" for one in kept.values()):
+        return (folder, _pipeline(folder, kept, probe)), _names(candidates, kept)
+    parsed = listed(folder, _SEVERAL, [member(*one) for one in kept.items()], by_name)
+    why, first = slices.together(by_name), next(iter(by_name))
+    can_join = why is not None and why.endswith(slices.WHICH) and not by_name[first].inside
+    remedy = numbering.how_to_join(first, folder.path) if can_join else ""
+    parsed = parsed._replace(unmerged=why, unmerged_remedy=remedy, unopened=_unopened(failures))
+    shards = [shard.name for one in by_name.values() for shard in one.shards]
+    return (folder, parsed), [*_names(candidates, by_name), *shards]
+
+
+def _pipeline(folder: FolderSource, components: Mapping[str, Parsed], probe: Probe) -> Parsed:
+    """Return state dicts as one checkpoint, in which the names of each begin with the name of its folder."""
+    builder = TreeBuilder(probe.limits)
+    leaves = [
+        ((component, name), builder.tensor(info))
+        for component, found in components.items()
+        for name, info in found.contents.tensors.items()
+    ]
+    root = nested(leaves)
+    return Parsed(
+        folder,
+        _SEVERAL,
+        _PIPELINE_TRAITS,
+        collect(root, builder.rebuilder, probe.limits),
+        root=root,
+        rebuilder=builder.rebuilder,
+        notes=tuple(f"{name!r}: {note}" for name, found in components.items() for note in found.notes),
+        damage=next((found.damage for found in components.values() if found.damage), None),
+        members=tuple(member(*one) for one in components.items()),
+        streams=tuple(
+            one._replace(record=f"{name}/{one.record}") if found.shards else one.inside(f"{name}/{_file(found)}")
+            for name, found in components.items()
+            for one in found.streams
+        ),
+        archives=tuple(archive for found in components.values() for archive in found.archives),
+        shards=tuple(
+            one._replace(name=f"{name}/{one.name}")
+            for name, found in components.items()
+            for one in found.shards or (sharded.shard(_file(found), found),)
+        ),
+        shard_of={
+            f"{component}.{name}": f"{component}/{found.shard_of.get(name) or _file(found)}"
+            for component, found in components.items()
+            for name in found.contents.tensors
+        },
+        beside=tuple(one for found in components.values() for one in found.beside),
+    )
+
+
+def _file(found: Parsed) -> str:
+    return "" if isinstance(found.source, FolderSource) else os.path.basename(getattr(found.source, "path", ""))
+
+
+def _unopened(failures: Mapping[str, CkptoolError]) -> tuple[tuple[str, str], ...]:
+    """Return the files that should be checkpoints, and why they cannot be opened; without text files and links."""
+    return tuple(
+        (name, error.message)
+        for name, error in failures.items()
+        if not isinstance(error, (NotACheckpoint, UnknownFormat)) and error.kind != LINK
+    )
+
+
+def _names(candidates: Sequence[Candidate], names: Iterable[str]) -> list[str]:
+    known = {one.name: one for one in candidates}
+    return [file for name in names for file in (name, *known[name].files)]
 
 
 def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
     """Return the possible checkpoints of a folder, and the folders in it that could be checkpoints."""
     choice = filenames.choose(folder.files)
-    snapshot = pointers.snapshot(folder)
+    snapshot = beside.snapshot(folder)
     if snapshot is not None:
         return Choice((Candidate(snapshot, "folder"),)), [snapshot]
     folders = checkpoint_folders(folder)
@@ -198,7 +315,7 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
 def _of_folders(folder: FolderSource, folders: Sequence[str]) -> Choice:
     """Return the folders in a folder that may be meant: those with weights, or the one that a pointer names."""
     weights = [name for name in folders if filenames.role_of(name) is None]
-    named = pointers.followed(folder, weights)
+    named = beside.followed(folder, weights)
     return Choice(tuple(Candidate(name, "folder") for name in ([named] if named is not None else weights)))
 
 
@@ -253,12 +370,13 @@ def _with_beside(
     return parsed._replace(beside=(*parsed.beside, *beside.beside(folder, frozenset(used), choice, folders)))
 
 
-def checkpoint_folders(folder: FolderSource) -> list[str]:
-    """Return the names of the folders in a folder that could be checkpoints; links are not followed."""
-    return _checkpoint_folders(folder, [_MOST_FOLDERS], 0)
+def checkpoint_folders(folder: FolderSource, budget: list[int] | None = None, depth: int = 0) -> list[str]:
+    """
+    Return the names of the folders in a folder that could be, or lead to, checkpoints; links are not followed.
 
-
-def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> list[str]:
+    No more than ``budget`` folders are searched, in all that are below the outermost one.
+    """
+    budget = [_MOST_FOLDERS] if budget is None else budget
     found = []
     for name in folder.folders:
         if name.startswith(".") or depth >= _DEEPEST or budget[0] <= 0:
@@ -268,16 +386,7 @@ def _checkpoint_folders(folder: FolderSource, budget: list[int], depth: int) -> 
             below = folder.below(name)
         except Failure:  # a link, or not permitted
             continue
-        try:
-            if _is_checkpoint(below, budget, depth + 1):
+        with closing(below):
+            if _layout(below) or any(filenames.candidates(below.files)) or checkpoint_folders(below, budget, depth + 1):
                 found.append(name)
-        finally:
-            below.close()
     return found
-
-
-def _is_checkpoint(folder: FolderSource, budget: list[int], depth: int) -> bool:
-    """Return whether a folder could be, or lead to, a checkpoint."""
-    if _layout(folder) is not None or filenames.choose(folder.files).candidates:
-        return True
-    return bool(filenames.helpers(folder.files).candidates or _checkpoint_folders(folder, budget, depth))

@@ -18,13 +18,13 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import FileUnavailable, MalformedFile
-from ckptool.formats.directories import pointers
+from ckptool.formats.directories import beside
 from ckptool.formats.directories.deepspeed import TRAITS, Reader
 from ckptool.formats.directories.deepspeed.states import MODEL_FILE, ModelStates, state_dict
 from ckptool.formats.probe import Probe
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
-from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
+from ckptool.pickles.nodes import Dict, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.tensor import TensorInfo, row_major
 
@@ -58,7 +58,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         FileUnavailable: The folder that is named, or the file of a parameter, is missing.
         MalformedFile: A file holds no tensor, or one of another size.
     """
-    inside = "" if _has_parameters(folder, "") else pointers.place(folder, _POINTER, _saves(folder))
+    inside = "" if _has_parameters(folder, "") else beside.place(folder, _POINTER, _saves(folder))
     zero = join(inside, _ZERO)
     tree = Reader(folder, probe, NAME, TRAITS)
     models = [join(inside, name) for name in folder.names(inside)[0] if MODEL_FILE.fullmatch(name)]
@@ -92,7 +92,12 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         # Those that have a folder were converted to float32 for it.
         weights |= {name: info for name, info in buffers.items() if not info.dtype.name.startswith(_FLOATS)}
     root: PairList = [("", state_dict(tree, weights, None, []))]
-    root.append(("optimizer", Dict([("state", Dict(state)), *_settings(tree, f"{zero}/{_OPTIMIZER}")])))
+    settings: Pairs = []
+    if folder.has(f"{zero}/{_OPTIMIZER}"):
+        parsed = tree.open(f"{zero}/{_OPTIMIZER}")
+        groups = nodes.item(parsed.root, "param_groups")
+        settings = [("param_groups", tree.transplant(groups, parsed.rebuilder))] if groups is not None else []
+    root.append(("optimizer", Dict([("state", Dict(state)), *settings])))
     if model is not None:
         root += tree.client(model, [key for key, _ in root])
     return tree.finished(root, remarks)._replace(absent=tuple(name for name in module if name not in weights))
@@ -127,13 +132,3 @@ def _others(
         what = f"{counted(len(rest), 'tensor')} of {counted(len(models), 'model-parallel rank')}: {some(list(rest))}"
         remarks.append(Remark("CK154", what, f"Those of {model.name!r} are taken."))
     return found | rest
-
-
-def _settings(tree: Reader, path: str) -> Pairs:
-    if not tree.folder.has(path):
-        return []
-    parsed = tree.open(path)
-    groups: Inert = nodes.item(parsed.root, "param_groups")
-    if groups is None or parsed.rebuilder is None:
-        return []
-    return [("param_groups", tree.transplant(groups, parsed.rebuilder))]

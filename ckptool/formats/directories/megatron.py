@@ -21,7 +21,7 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, UnsupportedFeature
-from ckptool.formats.directories.pointers import named_by
+from ckptool.formats.directories.beside import named_by
 from ckptool.formats.directories.side_by_side import FolderTree
 from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.json_beside import json_object
@@ -29,7 +29,6 @@ from ckptool.formats.probe import Probe
 from ckptool.formats.slices import SIZES, arguments
 from ckptool.formats.slices.numbering import how_to_join
 from ckptool.messages import counted, some
-from ckptool.pickles.nodes import Inert
 from ckptool.sources.folder import FolderSource
 
 NAME: Final = "megatron"
@@ -43,12 +42,9 @@ _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
 
 
 def sniff(folder: FolderSource) -> bool:
-    """Return whether the folder has files of ranks of Megatron-LM, or names a folder that has some."""
-    return _place(folder) is not None or _is_zarr(folder)
-
-
-def _is_zarr(folder: FolderSource) -> bool:
-    """Return whether the metadata in a folder says so, or folders in it are arrays of zarr."""
+    """Return whether the folder has files of ranks of Megatron-LM or arrays of zarr, or names a folder of ranks."""
+    if _place(folder) is not None:
+        return True
     if _METADATA in folder.files and json_object(folder, _METADATA).get("sharded_backend") == "zarr":
         return True
     return _COMMON in folder.files and any(folder.has(f"{name}/{_ARRAY}") for name in folder.folders[:_MOST_LOOKED_AT])
@@ -82,20 +78,28 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         FileUnavailable: Files of ranks are missing.
         UnsupportedFeature: It has arrays of zarr, which are not read.
     """
-    if _place(folder) is None:
+    place = _place(folder)
+    if place is None:
         count = sum(folder.has(f"{name}/{_ARRAY}") for name in folder.folders)
         fact = f"a checkpoint of Megatron-core in the format zarr, of {counted(count, 'array')}, which is not read"
         raise UnsupportedFeature(
             fact, kind="zarr", hint="Load it in Megatron-LM, and save it in its format torch_dist."
         )
-    found = _ranks(folder, _place(folder) or "")
+    found = _ranks(folder, place)
     tree = FolderTree(folder, probe, NAME, TRAITS)
     files = {
         rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": path
         for rank, paths in found.items()
         for path in paths
     }
-    _refuse_missing(found, [tree.open(path).root for path in files.values()])
+    roots = [tree.open(path).root for path in files.values()]
+    sizes = next((one for one in map(arguments, roots) if one), {})
+    numbers = [[*map(int, re.findall(r"\d+", name))] for name in found]
+    said = prod(sizes.get(size, 1) for size in SIZES[: max(map(len, numbers))])
+    count = max(said, prod(max(one) + 1 for one in zip(*numbers, strict=False)))
+    if len(found) < count:
+        fact = f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}"
+        raise FileUnavailable.of_set(fact, "Get the folders of the other ranks.", count, len(found))
     why = None
     if len(found) > 1:
         why = (
@@ -106,14 +110,3 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         return tree.parsed(tree.root_of(*files.values()))
     remedy = how_to_join(f"{next(iter(found))}/", folder.path) if why else ""
     return tree.side_by_side(files, why)._replace(unmerged_remedy=remedy)
-
-
-def _refuse_missing(found: dict[str, list[str]], roots: list[Inert]) -> None:
-    """Raise FileUnavailable if there are fewer ranks than the arguments of the training require."""
-    args = next((one for one in map(arguments, roots) if one), {})
-    named = [[*map(int, re.findall(r"\d+", name))] for name in found]
-    said = prod(args.get(size, 1) for size in SIZES[: max(map(len, named))])
-    count = max(said, prod(max(one) + 1 for one in zip(*named, strict=False)))
-    if len(found) < count:
-        fact = f"{count - len(found):,} of {count:,} ranks not there: there are {some(sorted(found))}"
-        raise FileUnavailable.of_set(fact, "Get the folders of the other ranks.", count, len(found))

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
-from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.checkpoints.roles import collect_weights
 from ckptool.errors import AmbiguousFile, CkptoolError, Failure, FileUnavailable, MalformedFile, within
-from ckptool.formats import safetensors, torch_legacy
-from ckptool.formats.members import shard, with_files
+from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
+from ckptool.formats.sharded import with_files
 from ckptool.limits import Limits
 from ckptool.messages import counted, quoted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PersistentId
 from ckptool.sources.folder import FolderSource
-from ckptool.tensors.pieces import Box, Piece, check_tiling, joined
+from ckptool.tensors.pieces import Box, check_tiling
 from ckptool.tensors.rebuild import Rebuilder
 from ckptool.tensors.tensor import TensorInfo, TypedStorage
 
@@ -34,8 +33,11 @@ class TreeBuilder:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._leaves = _Leaves()
-        self.rebuilder = Rebuilder(self._leaves.resolve, partial(torch_legacy.nested_storage, limits=limits))
+        # By the id of their persistent id, of leaves from other trees: the leaf, so that no other gets its id, and what
+        # recognises it. The rebuilder does not refer to the builder, so both are freed at once.
+        self._others: dict[int, tuple[Inert, Rebuilder]] = {}
+        resolve = partial(_resolve, self._others)
+        self.rebuilder = Rebuilder(resolve, partial(torch_legacy.nested_storage, limits=limits))
 
     def tensor(self, info: TensorInfo) -> Inert:
         """Return the leaf that is a tensor. One leaf under two names is one tensor under two names."""
@@ -53,30 +55,17 @@ class TreeBuilder:
                 continue
             seen.add(id(one))
             if isinstance(one, PersistentId):
-                self._leaves.take(one, rebuilder)
+                self._others[id(one.pid)] = one, rebuilder
             todo.extend(nodes.held(one))
         return node
 
 
-class _Leaves:
-    """What the leaves of a tree are. It does not refer to the builder, so it is freed at once with the rebuilder."""
-
-    def __init__(self) -> None:
-        self.others: dict[int, Rebuilder] = {}
-        self.kept: list[Inert] = []
-        """Ids are compared: no other node may get the same ones."""
-
-    def take(self, node: PersistentId, rebuilder: Rebuilder) -> None:
-        """Note the rebuilder of a leaf from another tree."""
-        self.kept.append(node)
-        self.others[id(node.pid)] = rebuilder
-
-    def resolve(self, pid: Inert) -> TypedStorage | TensorInfo | None:
-        """Return what a persistent id of the tree refers to."""
-        if type(pid) is TensorInfo:
-            return pid
-        other = self.others.get(id(pid))
-        return None if other is None else other.resolve(pid)
+def _resolve(others: Mapping[int, tuple[Inert, Rebuilder]], pid: Inert) -> TypedStorage | TensorInfo | None:
+    """Return what a persistent id of a tree refers to."""
+    if type(pid) is TensorInfo:
+        return pid
+    _, rebuilder = others.get(id(pid), (None, None))
+    return None if rebuilder is None else rebuilder.resolve(pid)
 
 
 def nested(leaves: Iterable[tuple[Path, Inert]]) -> Dict:
@@ -189,62 +178,13 @@ def refuse_missing(missing: Sequence[str], needed: int, what: str, hint: str) ->
         raise FileUnavailable.of_set(fact, hint, needed, needed - len(missing))
 
 
-AGAIN: Final = "Copy the folder again, with the files of all ranks."
-
-
-class Part(NamedTuple):
-    """A box of a whole tensor, and the tensor that fills it."""
-
-    box: Box
-    file: str
-    info: TensorInfo
-
-
-def of_parts(
-    folder: FolderSource,
-    layout: str,
-    parts: Mapping[str, Sequence[Part]],
-    shapes: Mapping[str, tuple[int, ...]],
-    files: Mapping[str, Parsed],
-    remarks: Sequence[Remark],
-) -> Parsed:
-    """
-    Return tensors whose parts are in files of safetensors as one checkpoint.
-
-    If parts do not fill their tensor, that is a remark, and reading the tensor raises an error.
-
-    Raises:
-        MalformedFile: Parts of a tensor are of several types, or a file is none of safetensors.
-    """
-    if others := [name for name, one in files.items() if one.format != safetensors.NAME]:
-        raise MalformedFile(f"{some(others)}: no file of safetensors", kind="piece", hint=AGAIN)
-    told = list(remarks)
-    contents = Contents({name: _whole(folder, name, shapes[name], own, told) for name, own in parts.items()})
-    contents.groups.append(Group("", "mapping", list(parts)))
-    shards = tuple(shard(name, one) for name, one in files.items())
-    return Parsed(
-        folder, layout, safetensors.TRAITS, contents, fixed_form="state_dict", shards=shards, remarks=tuple(told)
-    )
-
-
-def _whole(
-    folder: FolderSource, name: str, shape: tuple[int, ...], parts: Sequence[Part], remarks: list[Remark]
-) -> TensorInfo:
-    dtype = parts[0].info.dtype
-    if any(one.info.dtype != dtype for one in parts):
-        raise MalformedFile(f"the pieces of {name!r} differ in type", kind="piece", hint=AGAIN)
-    found: dict[Box, Part] = {}
-    for part in parts:
-        found.setdefault(part.box, part)
-    boxes = sorted(found)
-    fault: CkptoolError | None = None
+def tiling_fault(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> CkptoolError | None:
+    """Return the error if boxes do not fill a tensor, each element once; None if they do."""
     try:
         check_tiling(name, shape, boxes)
     except Failure as error:
-        fault = error
-        remarks.append(Remark("CK141", error.message, AGAIN))
-    pieces = [Piece(*box, found[box].file, partial(given, found[box].info)) for box in boxes]
-    return joined(name, shape, dtype, pieces, folder.cancellation, fault=fault)
+        return error
+    return None
 
 
 def given(info: TensorInfo) -> TensorInfo:

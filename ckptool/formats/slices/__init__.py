@@ -204,18 +204,15 @@ def with_file_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     slice_of = _slice_of(place or ".", name, names, parsed, probe)
     if found is not None and slice_of is not None:
         found = found._replace(what=f"{found.what}{set_of(name, names).gap}", is_slice=slice_of.is_slice)
-    if found is not None and _OF_MODEL_PARALLEL.fullmatch(name) and not found.is_slice and _is_rounded(parsed, names):
-        found = found._replace(what=f"{found.what}, with rounded weights", is_slice=True)
+    if found is not None and _OF_MODEL_PARALLEL.fullmatch(name) and not found.is_slice:
+        # An engine of DeepSpeed has the float32 weights in the files of its optimizer.
+        are_narrow = any(info.dtype.name in ("float16", "bfloat16") for info in parsed.contents.tensors.values())
+        if are_narrow and any(one.endswith("_optim_states.pt") for one in names):
+            found = found._replace(what=f"{found.what}, with rounded weights", is_slice=True)
     elif filenames.named(name).of == filenames.OF_PROCESSES and _is_copy(place or ".", name, names, parsed, probe):
         found = None
     found = found or slice_of or of_ranks(path, parsed, probe)
     return marked_if_incomplete(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
-
-
-def _is_rounded(parsed: Parsed, names: Sequence[str]) -> bool:
-    """Return whether an engine of DeepSpeed has weights of 16 bits, and the files of its optimizer beside it."""
-    are_narrow = any(info.dtype.name in ("float16", "bfloat16") for info in parsed.contents.tensors.values())
-    return are_narrow and any(one.endswith("_optim_states.pt") for one in names)
 
 
 def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:

@@ -70,7 +70,8 @@ def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool)
         says_one = says_one and (found.says_cut or not _is_whole(one, other, found.total))
         is_certain = all(
             (
-                are_ends or says_one or _is_cut(one, found.total),
+                # Most shapes seem cut, and more than one: so do parallel layers.
+                are_ends or says_one or any(cut > max(1, whole) for cut, whole in _cuts(one, found.total)),
                 2 * len(names) >= min(len(one), len(other)),
                 all(one[name].shape[1:] == other[name].shape[1:] for name in names),
                 any(name in learnt or "." in name for name in names),
@@ -104,11 +105,6 @@ def _are_halved(one: Tensors, other: Tensors, names: Iterable[str]) -> bool:
     pairs = [found for found in pairs if len(found) == 2 and len(one[found[0]].shape) > 1][:_MOST]
     told = [(_are_alike(matrix, one, other), _tells(behind, one, other)) for matrix, behind in pairs]
     return (False, True) in told and any(copy is False for _, copy in told) and (True, True) not in told
-
-
-def _is_cut(tensors: Tensors, count: int) -> bool:
-    """Return whether most shapes seem cut along the first dimension, more than one: so do parallel layers."""
-    return any(cut > max(1, whole) for cut, whole in _cuts(tensors, count))
 
 
 def _is_whole(one: Tensors, other: Tensors, count: int) -> bool:

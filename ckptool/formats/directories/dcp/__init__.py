@@ -17,7 +17,7 @@ index, and a tensor that is not complete raises when it is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -31,11 +31,10 @@ from ckptool.formats.directories.dcp.index import (
     Index,
     Item,
     flattened_pieces,
-    gaps,
     is_index,
     read_indexes,
 )
-from ckptool.formats.directories.dcp.items import ItemParts, Items, SafetensorsItems
+from ckptool.formats.directories.dcp.items import ItemParts, Items
 from ckptool.formats.directories.side_by_side import Path, TreeBuilder, nested
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
@@ -82,7 +81,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     index = read_indexes(folder, probe.limits)
     files = _opened(folder, index)
     items = Items(folder, probe)
-    values, errors = _values(index, items, files)
+    values, unread_values = _values(index, items, files)
     builder = TreeBuilder(probe.limits)
     leaves: list[tuple[Path, Inert]] = []
     for name, entry in each(index.entries.items(), probe.limits.cancellation):
@@ -99,11 +98,11 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     for name, value in values.items():
         distinct.setdefault(id(value), value.streams[0].inside(name))
     streams = [*index.streams, *distinct.values()]
-    as_safetensors = items.safetensors.files(index.entries.values())
+    as_safetensors = items.in_safetensors(index.entries.values())
     for file, source in files.sources.items():
         if (end := index.files[file].end) < source.nbytes and file not in as_safetensors:  # which fill their file
             streams.append(Stream(file, source, end, end, (), rest=end))
-    remarks = [*_remarks(folder, index, files, items.safetensors), *_unread_values(index, errors, files)]
+    remarks = [*_remarks(folder, index, files, items), *unread_values]
     unread = [name for name, one in index.entries.items() if not isinstance(one, Entry) and name not in values]
     taken = {path[0] for path, _ in leaves}
     of_index = frozenset(taken)
@@ -142,8 +141,8 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     )
 
 
-def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed], dict[str, CkptoolError]]:
-    """Return the values, and why others cannot be read. A quantised tensor in one piece counts: its item has scales."""
+def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed], list[Remark]]:
+    """Return the values, and remarks on others. A quantised tensor in one piece counts: its item has scales."""
     wanted = {}
     for name, entry in index.entries.items():
         is_one = isinstance(entry, Entry) and entry.dtype.is_quantised and len(entry.items) == 1
@@ -151,13 +150,15 @@ def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed]
         if isinstance(item, Item) and name not in files.faults:
             wanted[name] = item
     values: dict[str, Parsed] = {}
-    errors: dict[str, CkptoolError] = {}
+    remarks: list[Remark] = []
     for name, found in items.values(wanted):
         if isinstance(found, CkptoolError):
-            errors[name] = found
+            remarks.append(Remark("CK143", found.message, found.hint))
         else:
             values[name] = found
-    return values, errors
+    without = [name for name, entry in index.entries.items() if entry is None]
+    remarks += [Remark("CK143", f"the index has no item for the value {name!r}") for name in without]
+    return values, remarks
 
 
 class _Pieces:
@@ -233,30 +234,21 @@ def _opened(folder: FolderSource, index: Index) -> Files:
             files.faults[name] = entry.fault
     for name, entry in index.entries.items() if files.unread else ():
         for item in entry.items if isinstance(entry, Entry) else (entry,):
-            if item is None or item.file not in files.unread or _is_there(item, files):
+            if item is None or item.file not in files.unread:
                 continue
+            if item.file in files.sources and item.offset + item.nbytes <= files.sources[item.file].nbytes:
+                continue  # it is before the end of a file that is too short
             count, names = files.lost.get(item.file, (0, {}))
             names[name] = None
             files.lost[item.file] = count + 1, names
-            files.faults.setdefault(name, _fault(name, item, files.unread[item.file]))
+            remedy = f"Get {item.file!r} from where the folder was saved, or leave the tensor out."
+            why = files.unread[item.file]
+            hint, fact = why.hint if why.kind == LINK else remedy, f"{name!r} is not whole: {why.message}"
+            files.faults.setdefault(name, FileUnavailable(fact, kind="missing-pieces", hint=hint))
     return files
 
 
-def _is_there(item: Item, files: Files) -> bool:
-    source = files.sources.get(item.file)
-    return source is not None and item.offset + item.nbytes <= source.nbytes
-
-
-def _fault(name: str, item: Item, error: CkptoolError) -> CkptoolError:
-    remedy = f"Get {item.file!r} from where the folder was saved, or leave the tensor out."
-    return FileUnavailable(
-        f"{name!r} is not whole: {error.message}",
-        kind="missing-pieces",
-        hint=error.hint if error.kind == LINK else remedy,
-    )
-
-
-def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: SafetensorsItems) -> Iterator[Remark]:
+def _remarks(folder: FolderSource, index: Index, files: Files, items: Items) -> Iterator[Remark]:
     yield from _lost_files(files)
     for name, fault in files.faults.items():
         if isinstance(index.entries[name], Entry) and fault.kind != "missing-pieces":
@@ -264,7 +256,7 @@ def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: Safe
     for file, use in index.files.items():
         overlap = use.overlap
         if overlap is None and use.shared is not None and file in files.sources:
-            overlap = None if safetensors.begin_at(file, use.shared) else use.shared
+            overlap = None if items.begin_at(file, use.shared) else use.shared
         if overlap is not None:
             what = f"items of {file!r} overlap at byte {overlap:,}: one of them is not what was saved"
             yield Remark("CK146", what, "Get the folder again, from one save.")
@@ -272,7 +264,7 @@ def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: Safe
         what = f"the index has {counted(index.strays, 'item')} of no tensor or value that it names"
         yield Remark("CK147", what)
     left = [name for name in folder.files if name.endswith(ITEMS) and name not in index.files]
-    named = [name for name in left if not (_is_empty(folder, name) or safetensors.is_without_tensors(name))]
+    named = [name for name in left if not items.is_unused(name)]
     if index.ranks and (alone := [name for name in named if _rank_of(name) not in (None, *index.ranks)]):
         named = [name for name in named if name not in alone]
         lost = dict.fromkeys(f"'__{_rank_of(name)}.metadata'" for name in alone)
@@ -281,8 +273,8 @@ def _remarks(folder: FolderSource, index: Index, files: Files, safetensors: Safe
     if named:
         what = f"{counted(len(named), 'file')} of items that the index does not name, of an earlier save: {some(named)}"
         yield Remark("CK142", what, "Nothing reads them: delete them, if no save is under way.")
-    missing = list(gaps(index.ranks))
-    if missing:
+    known = frozenset(index.ranks)
+    if missing := [rank for rank in range(max(known, default=-1)) if rank not in known]:
         what = f"ranks saved without an index of all, and none is there of {counted(len(missing), 'rank')}"
         yield Remark("CK140", f"{what}: {some([str(rank) for rank in missing])}", _AGAIN)
     elif index.ranks:
@@ -298,14 +290,6 @@ def _rank_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _is_empty(folder: FolderSource, name: str) -> bool:
-    """Return whether a rank had nothing to write into its file."""
-    try:
-        return not folder.open(name).nbytes
-    except FileUnavailable:
-        return True
-
-
 def _lost_files(files: Files) -> Iterator[Remark]:
     links = [file for file in files.lost if files.unread[file].kind == LINK]
     others = [file for file in files.lost if file not in links]
@@ -315,10 +299,9 @@ def _lost_files(files: Files) -> Iterator[Remark]:
             error, be = files.unread[file], "was" if count == 1 else "were"
             what = f"{counted(count, 'item')} of {counted(len(names), 'name')} {be} in it: {some(list(names))}"
             yield Remark(code, f"{error.message}; {what}", _AGAIN if told is others else error.hint)
-    if rest := others[_MOST_FILES:]:
-        yield Remark("CK140", f"{counted(len(rest), 'file')} more are missing, or too short: {some(rest)}", _AGAIN)
-    if rest := links[_MOST_FILES:]:
-        yield Remark("CK149", f"{counted(len(rest), 'file')} more are links, which are not followed: {some(rest)}")
+        if rest := told[_MOST_FILES:]:
+            why, hint = ("missing, or too short", _AGAIN) if told is others else ("links, which are not followed", None)
+            yield Remark(code, f"{counted(len(rest), 'file')} more are {why}: {some(rest)}", hint)
 
 
 def _missing_beside(folder: FolderSource, index: Index, keys: Collection[str | int]) -> Iterator[Remark]:
@@ -338,13 +321,3 @@ def _is_torch_dist(folder: FolderSource) -> bool:
     """Return whether the metadata of Megatron-core in a folder says that pieces and values were saved into it."""
     said = json_object(folder, _METADATA) if _METADATA in folder.files else {}
     return said.get("sharded_backend") == "torch_dist" and said.get("common_backend") == "torch"
-
-
-def _unread_values(index: Index, errors: Mapping[str, CkptoolError], files: Files) -> Iterator[Remark]:
-    """Yield remarks on values that cannot be read, other than those in missing files."""
-    for name, error in errors.items():
-        if name not in files.faults:
-            yield Remark("CK143", error.message, error.hint)
-    for name, entry in index.entries.items():
-        if entry is None:
-            yield Remark("CK143", f"the index has no item for the value {name!r}")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
 from math import prod
@@ -28,7 +29,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.cancellation import each
 from ckptool.checkpoints.parsed import Stream
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, MalformedFile, within
-from ckptool.formats.directories.side_by_side import Path
+from ckptool.formats.directories.side_by_side import Path, tiling_fault
 from ckptool.limits import Limits, refuse_long
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
@@ -137,26 +138,20 @@ def read_indexes(folder: FolderSource, limits: Limits) -> Index:
     is_one = INDEX in folder.files and not (found and not is_index(folder, INDEX))
     ranks = [] if is_one else sorted(found)
     if not is_one and not ranks:
-        raise _unfinished(folder)
+        items = [name for name in folder.files if name.endswith(ITEMS)]
+        fact = f"a torch.distributed.checkpoint in {counted(len(items), 'file')} without its index: there is no {INDEX}"
+        if f"{INDEX}.tmp" in folder.files:
+            fact += f", but {INDEX}.tmp, which it is called until all is written"
+        if items:
+            fact += f"; there {'is' if len(items) == 1 else 'are'} {some(items)}"
+        hint = "Use another one: saving was not finished. Or copy the index, too, from the machine of rank 0."
+        raise FileUnavailable(fact, kind="distributed-checkpoint", hint=hint)
     indexes = []
     for name in [INDEX] if is_one else map(found.__getitem__, ranks):
         source = folder.open(name)
         with within(repr(name), known=repr(name)):
             indexes.append(_read(source, name, limits))
     return indexes[0] if is_one else _merged(indexes)._replace(ranks=tuple(ranks))
-
-
-def _unfinished(folder: FolderSource) -> FileUnavailable:
-    items = [name for name in folder.files if name.endswith(ITEMS)]
-    written = f", but {INDEX}.tmp, which it is called until all is written" if f"{INDEX}.tmp" in folder.files else ""
-    are = "is" if len(items) == 1 else "are"
-    there = f"; there {are} {some(items)}" if items else ""
-    return FileUnavailable(
-        f"a torch.distributed.checkpoint in {counted(len(items), 'file')} without its index: "
-        f"there is no {INDEX}{written}{there}",
-        kind="distributed-checkpoint",
-        hint="Use another one: saving was not finished. Or copy the index, too, from the machine of rank 0.",
-    )
 
 
 def _merged(indexes: Sequence[Index]) -> Index:
@@ -209,21 +204,11 @@ def _joined(name: str, parts: Sequence[Entry], copies: list[Copy]) -> Entry:
             continue
         boxes.append(box)
         items.append(item)
-    fault: CkptoolError | None = None
-    try:
-        check_tiling(name, first.shape, boxes)
-    except Failure as error:
-        fault = error
+    fault = tiling_fault(name, first.shape, boxes)
     if fault is None:
         missing = any(item is None and 0 not in box[1] for box, item in zip(boxes, items, strict=True))
         fault = next((one.fault for one in parts if one.fault is not None), None) if missing else None
     return Entry(first.dtype, first.shape, boxes, items, fault)
-
-
-def gaps(ranks: Sequence[int]) -> Iterator[int]:
-    """Yield the missing ranks before the last one that exists."""
-    known = frozenset(ranks)
-    yield from (rank for rank in range(max(ranks, default=-1)) if rank not in known)
 
 
 def _read(source: FileSource, name: str, limits: Limits) -> Index:
@@ -501,13 +486,11 @@ def _whole_shapes(node: Inert) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that were flattened, by name; an empty one if it cannot be read."""
     found: dict[str, tuple[int, ...]] = {}
     for name, facts in nodes.mapping_pairs(node) or ():
-        pairs = nodes.mapping_pairs(facts) or ()
-        given = [value for key, value in pairs if key == _FLATTENED] if type(name) is str else []
-        if type(name) is str and given:
-            try:
-                found[name] = as_sizes(given[-1])
-            except Failure:
-                found[name] = ()
+        keys = [key for key, _ in nodes.mapping_pairs(facts) or ()]
+        if type(name) is str and _FLATTENED in keys:
+            found[name] = ()
+            with suppress(Failure):
+                found[name] = as_sizes(nodes.item(facts, _FLATTENED))
     return found
 
 

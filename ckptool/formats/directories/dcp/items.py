@@ -37,7 +37,6 @@ from ckptool.formats.directories.dcp.index import Copy, Entry, Item
 from ckptool.formats.probe import Probe
 from ckptool.formats.strict_json import parse_object
 from ckptool.limits import Limits
-from ckptool.pickles.nodes import Inert
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.source import BytesSource, ReadAhead, SliceSource, Source, StepwiseSource
 from ckptool.tensors.tensor import TensorInfo
@@ -58,7 +57,8 @@ class Items:
         self._folder = folder
         self._probe = probe
         self._undone = lru_cache(_MOST_KEPT)(partial(_undone, probe.limits))
-        self.safetensors = SafetensorsItems(folder, probe)
+        self._known: dict[tuple[str, int], _Known] = {}
+        self._lock = threading.Lock()
 
     def source(self, item: Item) -> Source:
         """
@@ -92,10 +92,27 @@ class Items:
         return self._probe.read_inner(self.source(item))
 
     def piece(self, name: str, item: Item, offsets: tuple[int, ...]) -> Parsed:
-        """Read an item that is the piece of a tensor at these offsets."""
-        if not item.transforms and self.safetensors.begin_at(item.file, item.offset):
-            return self.safetensors.piece(name, item, offsets)
-        return self.open(item)
+        """
+        Read an item that is the piece of a tensor at these offsets, as if it were alone in a file.
+
+        Raises:
+            MalformedFile: It is in safetensors, which have no such piece.
+            CkptoolError: It cannot be read.
+        """
+        if item.transforms or not self.begin_at(item.file, item.offset):
+            return self.open(item)
+        parsed, said = self._safetensors(item.file, item.offset)
+        info = parsed.contents.tensors.get(name)
+        if info is None:
+            raise MalformedFile(f"no tensor {name!r} in the safetensors of {item.file!r}", kind="piece")
+        where = said.get(name)
+        found = where.get("saved_offsets") if isinstance(where, dict) else None
+        if found != list(offsets):
+            what = (
+                f"the safetensors of {item.file!r} have the piece of {name!r} at {found}, not that at {list(offsets)}"
+            )
+            raise MalformedFile(what, kind="piece")
+        return parsed._replace(contents=Contents({name: info}))
 
     def tensor(self, name: str, item: Item, offsets: tuple[int, ...]) -> TensorInfo:
         """Return the tensor in an item that is a piece."""
@@ -121,7 +138,9 @@ class Items:
                 value = known.get(data)
                 if value is None:
                     value = self._value(BytesSource(data, source.cancellation, is_file=True))
-                    if _is_plain(value.root):
+                    parts = value.root if type(value.root) is tuple else (value.root,)
+                    # Only what cannot be told from another equal one: a number, a text, or a tuple of these.
+                    if all(part is None or type(part) in (bool, int, float, str) for part in parts):
                         known[data] = value
                 yield name, value
             except Failure as error:
@@ -139,15 +158,51 @@ class Items:
             raise MalformedFile("is no file of torch.save", kind="item")
         return parsed
 
+    def in_safetensors(self, entries: Iterable[Entry | Item | None]) -> list[str]:
+        """Return the names of the files in which tensors are safetensors, by the first tensor of each."""
+        first: dict[str, Item] = {}
+        for entry in entries:
+            for item in entry.items if isinstance(entry, Entry) else ():
+                if item is not None and not item.transforms:
+                    first.setdefault(item.file, item)
+        return sorted(file for file, item in first.items() if self.begin_at(file, item.offset))
+
+    def begin_at(self, file: str, offset: int) -> bool:
+        """Return whether safetensors begin at an offset of a file, by their first bytes; not if it cannot be opened."""
+        try:
+            source = self._folder.open(file)
+        except FileUnavailable:
+            return False
+        rest = source.nbytes - offset
+        inside = SliceSource(source, offset, rest) if rest > 0 else None
+        return inside is not None and safetensors.is_safetensors(inside, inside.read(0, min(rest, _HEAD_NBYTES)))
+
+    def is_unused(self, file: str) -> bool:
+        """Return whether a rank had nothing to write into a file: it is empty, or safetensors without tensors."""
+        try:
+            return not self._folder.open(file).nbytes or (
+                self.begin_at(file, 0) and not self._safetensors(file, 0)[0].contents.tensors
+            )
+        except FileUnavailable:
+            return True
+        except Failure:
+            return False
+
+    def _safetensors(self, file: str, offset: int) -> _Known:
+        key = file, offset
+        with self._lock:
+            known = self._known.get(key)
+            if known is None:
+                source = self._folder.open(file)
+                rest = SliceSource(source, offset, source.nbytes - offset)
+                parsed = safetensors.read(self._probe.inner(rest))
+                text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
+                known = self._known[key] = parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
+        return known
+
 
 def _place(name: str, item: Item) -> str:
     return f"the item of {name!r} in {item.file!r}"
-
-
-def _is_plain(root: Inert) -> bool:
-    """Return whether a value cannot be told from another equal one: a number, a text, or a tuple of these."""
-    parts = root if type(root) is tuple else (root,)
-    return all(part is None or type(part) in (bool, int, float, str) for part in parts)
 
 
 class ItemParts:
@@ -178,14 +233,12 @@ class ItemParts:
         for copy in self._copies:
             entry = self._entries[copy.name]
             same = partial(self._piece_contradiction, entry, None) if isinstance(entry, Entry) else None
-            other, twin = copy.other, self._opens(copy, copy.taken)
+            reader: Callable[[Item], Parsed] = self._items.open
+            if copy.offsets is not None:
+                reader = partial(self._items.piece, copy.name, offsets=copy.offsets)
+            other = copy.other
             place = other.offset, other.nbytes
-            yield Part(repr(copy.name), other.file, self._opens(copy, other), same, twin, place)
-
-    def _opens(self, copy: Copy, item: Item) -> Callable[[], Parsed]:
-        if copy.offsets is None:
-            return partial(self._items.open, item)
-        return partial(self._items.piece, copy.name, item, copy.offsets)
+            yield Part(repr(copy.name), other.file, partial(reader, other), same, partial(reader, copy.taken), place)
 
     @staticmethod
     def _piece_contradiction(entry: Entry, sizes: tuple[int, ...] | None, parsed: Parsed) -> str | None:
@@ -233,75 +286,3 @@ class _UndoneSource(StepwiseSource):
 
     def _read(self, offset: int, nbytes: int) -> bytes:
         return self._content()[offset : offset + nbytes]
-
-
-class SafetensorsItems:
-    """Files of safetensors among the items of a folder. Each header is read once."""
-
-    def __init__(self, folder: FolderSource, probe: Probe) -> None:
-        self._folder = folder
-        self._probe = probe
-        self._known: dict[tuple[str, int], _Known] = {}
-        self._lock = threading.Lock()
-
-    def files(self, entries: Iterable[Entry | Item | None]) -> list[str]:
-        """Return the names of the files in which tensors are safetensors, by the first tensor of each."""
-        first: dict[str, Item] = {}
-        for entry in entries:
-            for item in entry.items if isinstance(entry, Entry) else ():
-                if item is not None and not item.transforms:
-                    first.setdefault(item.file, item)
-        return sorted(file for file, item in first.items() if self.begin_at(file, item.offset))
-
-    def begin_at(self, file: str, offset: int) -> bool:
-        """Return whether safetensors begin at an offset of a file, by their first bytes; not if it cannot be opened."""
-        try:
-            source = self._folder.open(file)
-        except FileUnavailable:
-            return False
-        rest = source.nbytes - offset
-        inside = SliceSource(source, offset, rest) if rest > 0 else None
-        return inside is not None and safetensors.is_safetensors(inside, inside.read(0, min(rest, _HEAD_NBYTES)))
-
-    def is_without_tensors(self, file: str) -> bool:
-        """Return whether a file is safetensors without tensors, as a writer leaves it that has none to write."""
-        if not self.begin_at(file, 0):
-            return False
-        try:
-            parsed, _ = self._read(file, 0)
-        except Failure:
-            return False
-        return not parsed.contents.tensors
-
-    def piece(self, name: str, item: Item, offsets: tuple[int, ...]) -> Parsed:
-        """
-        Return the piece of a tensor that begins at ``offsets``, as if it were alone in a file.
-
-        Raises:
-            MalformedFile: The file has no such piece.
-            CkptoolError: It cannot be read.
-        """
-        parsed, said = self._read(item.file, item.offset)
-        info = parsed.contents.tensors.get(name)
-        if info is None:
-            raise MalformedFile(f"no tensor {name!r} in the safetensors of {item.file!r}", kind="piece")
-        where = said.get(name)
-        found = where.get("saved_offsets") if isinstance(where, dict) else None
-        if found != list(offsets):
-            what = (
-                f"the safetensors of {item.file!r} have the piece of {name!r} at {found}, not that at {list(offsets)}"
-            )
-            raise MalformedFile(what, kind="piece")
-        return parsed._replace(contents=Contents({name: info}))
-
-    def _read(self, file: str, offset: int) -> _Known:
-        key = file, offset
-        with self._lock:
-            known = self._known.get(key)
-            if known is None:
-                source = self._folder.open(file)
-                rest = SliceSource(source, offset, source.nbytes - offset)
-                parsed = safetensors.read(self._probe.inner(rest))
-                text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
-                known = self._known[key] = parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
-        return known

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.errors import FileUnavailable, MalformedFile
 from ckptool.formats import filenames
-from ckptool.formats.directories import pointers
+from ckptool.formats.directories import beside
 from ckptool.formats.directories.deepspeed import states
 from ckptool.formats.directories.deepspeed.states import (
     NARROW,
@@ -95,7 +95,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         FileUnavailable: ``latest`` names a folder that is not there, or files of ranks are missing.
         MalformedFile: The files are of different saves, or do not fit together.
     """
-    inside = "" if _has_states(folder, "") else pointers.place(folder, _LATEST, _tags(folder))
+    inside = "" if _has_states(folder, "") else beside.place(folder, _LATEST, _tags(folder))
     files = _find(folder, inside)
     reader = Reader(folder, probe, NAME, TRAITS)
     if files.layers:

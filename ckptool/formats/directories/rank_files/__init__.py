@@ -5,28 +5,53 @@ Files that processes wrote with ``torch.save``, one each: state dicts with their
 
 Parts that record their boxes are joined. A flat parameter of FSDP does not: only the model has the names and shapes of
 what is in it.
+
+The package ``torch_checkpointing`` has a file for each item and rank, and an index of how they were cut.
+
+    model_0.pt, model_1.pt, optimizer_0.pt, …    ``torch.save`` of what one rank has, ``DTensor`` among it
+    metadata.pkl                                 a pickle of plain dicts, written last
+
+The index: ``{"metadata": {item: {"nested_path_to_metadata": {path: [{"ranks": …, "sharding_metadata": …}]},
+"rank_to_layout_info": {rank: None or {"file_path": …, "serialization_format": …}}}}, "world_size": 2, "version":
+"2.0"}``; a path is JSON. Items without a rule for other numbers of ranks are not in it. The parts record their own
+boxes; the index has the files, and the shapes of the whole tensors.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Final, NamedTuple
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
-from ckptool.errors import AmbiguousFile, FileUnavailable, MalformedFile, within
+from ckptool.errors import AmbiguousFile, FileUnavailable, MalformedFile, UnsupportedFeature, within
 from ckptool.formats.directories.rank_files.parts import MOST_RANKS, Found, distributed_in, held, is_flat
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, Path, agree, given, of_larger_run
+from ckptool.formats.directories.side_by_side import (
+    ANOTHER_SAVE,
+    FolderTree,
+    Path,
+    agree,
+    given,
+    of_larger_run,
+    opened,
+    refuse_missing,
+)
 from ckptool.formats.probe import Probe
+from ckptool.formats.slices import HEAD_NBYTES, INDEX, MARKS, OF_RANK
+from ckptool.formats.strict_json import parse
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, Inert, PairList, Pairs
 from ckptool.sources.folder import FolderSource
 from ckptool.tensors.pieces import Box, Piece, check_tiling, joined
-from ckptool.tensors.tensor import TensorInfo
+from ckptool.tensors.tensor import TensorInfo, is_size
 
 NAME: Final = "rank_files"
+INDEXED: Final = "torch_checkpointing"
+_TRAITS: Final = Traits(
+    has_tree=True, keeps_versions=False, is_trusted=True, loader="torch_checkpointing.CheckpointManager.load()"
+)
 TRAITS: Final = Traits(has_tree=True, loader="torch.load() in as many processes as there are files")
 _NAME: Final = re.compile(
     r"(?P<stem>.{0,200}?)(?:_?world_size_(?P<world>\d{1,6}))?_?rank[_-]?(?P<rank>\d{1,6})\.(?P<suffix>pt|pth|bin|ckpt)"
@@ -72,14 +97,10 @@ def sniff(folder: FolderSource) -> bool:
 def _place(folder: FolderSource) -> str | None:
     """Return the folder of the files of ranks: empty for the folder itself, else where verl has them; or None."""
     for inside in ("", _ACTOR) if _ACTOR in folder.folders else ("",):
-        if any(_is_distributed(folder, one) for one in sets_in(folder, inside)):
+        heads = (folder.head(one.files[min(one.files)], _HEAD_NBYTES) for one in sets_in(folder, inside))
+        if any(mark in head for head in heads for mark in _MARKS):
             return inside
     return None
-
-
-def _is_distributed(folder: FolderSource, one: Set) -> bool:
-    head = folder.head(one.files[min(one.files)], _HEAD_NBYTES)
-    return any(mark in head for mark in _MARKS)
 
 
 def read(folder: FolderSource, probe: Probe) -> Parsed:
@@ -318,3 +339,77 @@ def _note_differences(ranks: Sequence[Rank], remarks: list[Remark]) -> None:
     if differing:
         what = f"{counted(len(differing), 'tensor')} not equal on all ranks: {some(list(differing))}"
         remarks.append(Remark("CK154", what, f"Those of rank {ranks[0].number} are taken."))
+
+
+def sniff_indexed(folder: FolderSource) -> bool:
+    """Return whether the folder has an index of this kind."""
+    return INDEX in folder.files and any(mark in folder.head(INDEX, HEAD_NBYTES) for mark in MARKS)
+
+
+def read_indexed(folder: FolderSource, probe: Probe) -> Parsed:
+    """
+    Read the index and the files of all ranks, and join their parts; no tensor is read.
+
+    Raises:
+        FileUnavailable: Files that the index names are missing.
+        MalformedFile: The index makes no sense, or the files are of another save.
+        UnsupportedFeature: An item is in files that do not record how they are cut.
+    """
+    index = opened(folder, probe, INDEX)
+    world = nodes.lookup(_pairs(index.root), "world_size")
+    if not is_size(world) or not 0 < world <= MOST_RANKS:
+        raise MalformedFile(f"{INDEX!r} does not say how many ranks there were", kind="malformed-index")
+    items = {key: item for key, item in _pairs(index.root, "metadata") if isinstance(key, str)}
+    listed = {key: dict(_indexed_files(key, item)) for key, item in items.items()}
+    files = [file for of_item in listed.values() for file in of_item.values()]
+    missing = [repr(file) for file in files if not folder.has(file)]
+    refuse_missing(missing, len(files), f"{counted(len(files), 'file')} of ranks", "Get the files of these ranks.")
+    others: dict[str, dict[int, str]] = {}
+    for match in filter(None, map(OF_RANK.fullmatch, folder.files)):
+        if match["item"] not in listed:
+            others.setdefault(match["item"], {})[int(match["rank"])] = match[0]
+    sets = [
+        *(Set(key, world, listed[key]) for key in listed if listed[key]),
+        *(Set(key, None, others[key]) for key in others),
+    ]
+    parsed = read_sets(folder, probe, sets, keyed=True)
+    streams = (*(one.inside(INDEX) for one in index.streams), *parsed.streams)
+    absent = tuple(name for key, item in items.items() for name in _absent(key, item, parsed))
+    return parsed._replace(format=INDEXED, traits=_TRAITS, streams=streams, absent=absent)
+
+
+def _pairs(node: Inert, *keys: str) -> Pairs:
+    """Return the pairs of a dict, or of one inside it under some keys; empty if there is none."""
+    return nodes.mapping_pairs(reduce(nodes.item, keys, node)) or []
+
+
+def _indexed_files(key: str, item: Inert) -> Iterator[tuple[int, str]]:
+    """Yield the ranks that have an item, and their files of ``torch.save``; values in other formats are beside them."""
+    for rank, layout in _pairs(item, "rank_to_layout_info"):
+        file = nodes.lookup(_pairs(layout), "file_path") or f"{key}_{rank}.pt"
+        kind = nodes.lookup(_pairs(layout, "serialization_format"), "type")
+        if not is_size(rank) or not isinstance(file, str):
+            raise MalformedFile(f"{INDEX!r} names no file of {key!r}", kind="malformed-index")
+        if kind == "SafetensorsSerialization":
+            what = f"the parts of {key!r} are files of safetensors, which are not joined: {file!r}"
+            raise UnsupportedFeature(
+                what, kind="not-joined", hint="Load it with torch_checkpointing, and save it whole."
+            )
+        if kind in (None, "TorchSerialization"):
+            yield rank, file
+
+
+def _absent(key: str, item: Inert, parsed: Parsed) -> Iterator[str]:
+    """Yield the names that are in the index and in no file; a tensor of another shape is an error."""
+    for path, groups in _pairs(item, "nested_path_to_metadata"):
+        first = groups[0] if isinstance(groups, list) and groups else None
+        components = parse(str(path).encode(errors="replace"), f"a path in {INDEX!r}", "index")
+        name = ".".join([key, *map(str, components if isinstance(components, list) else [components])])
+        info = parsed.contents.tensors.get(name)
+        if info is None and parsed.unmerged is None:
+            yield name
+        elif info is not None and list(info.shape) != nodes.lookup(
+            _pairs(first, "sharding_metadata", "data"), "global_shape"
+        ):
+            what = f"{name!r} has shape {list(info.shape)} in the files, which the index does not say"
+            raise MalformedFile(what, kind="mixed-saves", hint=ANOTHER_SAVE)
