@@ -222,12 +222,12 @@ class Reader(FolderTree):
         """Return the engine's state, and what the client added to it; a name that is ``taken`` gets a mark."""
         used = set(taken)
         found: PairList = []
-        for key, value in model.client():
-            name = key
-            while name in used:
-                name += "_"
-            used.add(name)
-            found.append((name, self.transplant(value, model.rebuilder)))
+        for key, value in model.pairs:
+            if type(key) is str and key not in states.STRUCTURE and value is not None:
+                while key in used:
+                    key += "_"
+                used.add(key)
+                found.append((key, self.transplant(value, model.rebuilder)))
         return found
 
     def finished(self, root: PairList, remarks: Sequence[Remark]) -> Parsed:
@@ -311,7 +311,8 @@ def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
         root.append(("module", reader.transplant(model.field("module"), model.rebuilder)))
     state, groups = optimizer(reader, engine, remarks)
     first = engine.optims[0]
-    others = [(key, reader.transplant(value, first.rebuilder)) for key, value in first.others()]
+    kept = [(key, value) for key, value in first.inner if type(key) is str and key not in states.OF_PARTITION]
+    others = [(key, reader.transplant(value, first.rebuilder)) for key, value in kept]
     root.append(("optimizer", Dict([("state", Dict(state)), ("param_groups", groups), *others])))
     root += reader.client(model, [key for key, _ in root])
     return reader.finished(root, remarks)._replace(absent=tuple(absent))

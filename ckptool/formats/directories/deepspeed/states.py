@@ -52,7 +52,7 @@ OPTIM_FILE: Final = re.compile(r"(?:[a-z0-9]{1,8}_)?zero_pp_rank_(\d{1,6})_mp_ra
 LAYER_FILE: Final = re.compile(r"layer_(\d{1,6})-(?:model_(\d{1,6})-)?model_states\.pt")
 EXPERT_FILE: Final = re.compile(r"(?:layer_(\d{1,6})_)?expert_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
 
-_STRUCTURE: Final = frozenset(
+STRUCTURE: Final = frozenset(
     (
         "module",
         "buffer_names",
@@ -64,7 +64,7 @@ _STRUCTURE: Final = frozenset(
     )
 )
 """Keys of model states that are about tensors; the rest is the engine's state, and the client's."""
-_OF_PARTITION: Final = frozenset(
+OF_PARTITION: Final = frozenset(
     (
         "single_partition_of_fp32_groups",
         "fp32_flat_groups",
@@ -79,7 +79,7 @@ _OF_PARTITION: Final = frozenset(
         "ds_config",
     )
 )
-
+"""Keys of the optimizer's states that are about partitions; the rest is not partitioned."""
 _MOST_SETTINGS: Final = 200
 
 
@@ -178,12 +178,6 @@ class ModelStates(_File):
         said = self.field("buffer_names")
         return frozenset(name for name in said if type(name) is str) if isinstance(said, list) else frozenset()
 
-    def client(self) -> Iterator[tuple[str, Inert]]:
-        """Yield what is not about tensors: steps, the scheduler, what the client added."""
-        for key, value in self.pairs:
-            if type(key) is str and key not in _STRUCTURE and value is not None:
-                yield key, value
-
 
 class OptimStates(_File):
     """``*_optim_states.pt``: what one data-parallel rank keeps of the optimizer."""
@@ -243,7 +237,8 @@ class OptimStates(_File):
         return [frozenset(name for name, _ in nodes.mapping_pairs(one) or [] if type(name) is str) for one in said]
 
     @cached_property
-    def _base(self) -> Pairs:
+    def base(self) -> Pairs:
+        """What torch's optimizer saved: the state of each flat tensor, and the settings by group."""
         key = "optimizer_state_dict" if self.of_stage_3 else "base_optimizer_state"
         return nodes.mapping_pairs(nodes.lookup(self.inner, key)) or []
 
@@ -251,7 +246,7 @@ class OptimStates(_File):
     def state(self) -> dict[int, dict[str, Inert]]:
         """What the optimizer keeps of each flat tensor, by its number."""
         found: dict[int, dict[str, Inert]] = {}
-        for index, values in nodes.mapping_pairs(nodes.lookup(self._base, "state")) or []:
+        for index, values in nodes.mapping_pairs(nodes.lookup(self.base, "state")) or []:
             if type(index) is int and 0 <= index < len(self.flats):
                 pairs = nodes.mapping_pairs(values) or []
                 found[index] = {key: value for key, value in pairs if type(key) is str}
@@ -265,11 +260,6 @@ class OptimStates(_File):
             for info, flat in zip(infos, self.flats, strict=True)
         ]
 
-    @property
-    def param_groups(self) -> Inert:
-        """The settings of the optimizer, by group."""
-        return nodes.lookup(self._base, "param_groups")
-
     def steps(self) -> dict[int, float]:
         """Return how often each flat tensor was stepped, if the file records it. Reads a number for each."""
         found = {}
@@ -282,12 +272,6 @@ class OptimStates(_File):
             if isinstance(step, int | float):
                 found[index] = step
         return found
-
-    def others(self) -> Iterator[tuple[str, Inert]]:
-        """Yield what the optimizer keeps that is not partitioned."""
-        for key, value in self.inner:
-            if type(key) is str and key not in _OF_PARTITION:
-                yield key, value
 
 
 def is_plain(info: TensorInfo) -> bool:
@@ -579,7 +563,7 @@ def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> tu
     if missing:
         what = f"not of every rank, or not of each element one: {some(list(missing))} of the optimizer"
         remarks.append(Remark("CK153", what))
-    said, shapes = first.param_groups, engine.models[0].groups or []
+    said, shapes = nodes.lookup(first.base, "param_groups"), engine.models[0].groups or []
     groups = said if isinstance(said, list) else []
     if len(groups) == len(shapes):
         pairs = [nodes.mapping_pairs(group) or [] for group in groups]

@@ -143,7 +143,7 @@ class Rank:
 
 
 class Missing(NamedTuple):
-    """The ranks without a file."""
+    """The ranks without a file, as far as the files or their names record how many there were."""
 
     ranks: list[str]
     world: int
@@ -173,7 +173,8 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
     why: str | None = None
     for one in sets:
         ranks = _ranks(tree, one, remarks, keyed=keyed)
-        missing = _missing_ranks(ranks, one)
+        world, known = max(one.world or 0, *(rank.world for rank in ranks)), {rank.number for rank in ranks}
+        missing = Missing([str(rank) for rank in range(min(world, MOST_RANKS)) if rank not in known], world)
         files += [rank.file for rank in ranks]
         why_not = _why_not(ranks)
         why = why or why_not
@@ -184,8 +185,7 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
                 _unite(tree, ranks)
             pairs.append((head, _merged(tree, ranks, missing, remarks)))
         else:
-            remarks += _apart_remarks(ranks, missing)
-            pairs += _apart(tree, ranks, f"{head}_" if head else "")
+            pairs += _apart(tree, ranks, f"{head}_" if head else "", missing, remarks)
     root: Inert = pairs[0][1] if len(pairs) == 1 and not pairs[0][0] else Dict(pairs)
     return tree.parsed(root, files)._replace(unmerged=why, remarks=tuple(remarks))
 
@@ -243,22 +243,6 @@ def _ranks(tree: FolderTree, one: Set, remarks: list[Remark], *, keyed: bool) ->
     return own
 
 
-def _missing_ranks(ranks: Sequence[Rank], one: Set) -> Missing:
-    """Return the ranks without a file, as far as the files or their names record how many there were."""
-    world = max(one.world or 0, *(rank.world for rank in ranks))
-    known = {rank.number for rank in ranks}
-    return Missing([str(number) for number in range(min(world, MOST_RANKS)) if number not in known], world)
-
-
-def _apart_remarks(ranks: Sequence[Rank], missing: Missing) -> Iterator[Remark]:
-    if missing.ranks:
-        yield Remark("CK140", missing.message, "Get the files of these ranks.")
-    names = [frozenset(found.name for found in rank.found.values()) for rank in ranks]
-    other = next((rank for rank, own in zip(ranks, names, strict=True) if own != names[0]), None)
-    if other is not None:
-        yield Remark("CK148", f"{ranks[0].file!r} and {other.file!r} have other distributed tensors", ANOTHER_SAVE)
-
-
 def _why_not(ranks: Sequence[Rank]) -> str | None:
     for rank in ranks:
         for one in rank.found.values():
@@ -272,7 +256,15 @@ def _why_not(ranks: Sequence[Rank]) -> str | None:
     return None
 
 
-def _apart(tree: FolderTree, ranks: Sequence[Rank], head: str) -> Pairs:
+def _apart(tree: FolderTree, ranks: Sequence[Rank], head: str, missing: Missing, remarks: list[Remark]) -> Pairs:
+    """Return the tree of each rank under its own key."""
+    if missing.ranks:
+        remarks.append(Remark("CK140", missing.message, "Get the files of these ranks."))
+    names = [frozenset(found.name for found in rank.found.values()) for rank in ranks]
+    other = next((rank for rank, own in zip(ranks, names, strict=True) if own != names[0]), None)
+    if other is not None:
+        what = f"{ranks[0].file!r} and {other.file!r} have other distributed tensors"
+        remarks.append(Remark("CK148", what, ANOTHER_SAVE))
     found: PairList = []
     for rank in ranks:
         for one in rank.found.values():
