@@ -108,11 +108,10 @@ class Listing:
         for path in paths:
             if is_remote(path):
                 yield from self._at(path)
-                continue
-            if not os.path.isdir(path):
+            elif os.path.isdir(path):
+                yield from _in_folder(path, self.passed, opens=False, or_itself=are_asked)
+            else:
                 yield Target(path)
-                continue
-            yield from _in_folder(path, self.passed, opens=False, or_itself=are_asked)
 
     def _at(self, address: str) -> Iterator[Target]:
         from ckptool.sources.address import Remote
@@ -178,7 +177,10 @@ def checkpoints_below(path: str, *, opens: bool = True, passed: list[str] | None
         else:
             yield from files_of(place, folder.files)
             todo += reversed(list(_folders(place, folder)))
-        passed += _passed(path, place, folder)
+        for name in folder.folders:
+            inside = os.path.join(place, name)
+            if name in IGNORED_FOLDERS or (os.path.islink(inside) and not is_below(path, inside)):
+                passed.append(inside)  # it is not found under another name, either
 
 
 def _folders(place: str, folder: FolderSource) -> Iterator[str]:
@@ -186,14 +188,6 @@ def _folders(place: str, folder: FolderSource) -> Iterator[str]:
     for name in folder.folders:
         path = os.path.join(place, name)
         if not (name in IGNORED_FOLDERS or (is_hub and name == _BLOBS) or os.path.islink(path)):
-            yield path
-
-
-def _passed(root: str, place: str, folder: FolderSource) -> Iterator[str]:
-    """Yield the folders that are not searched here, and not under another name below ``root``."""
-    for name in folder.folders:
-        path = os.path.join(place, name)
-        if name in IGNORED_FOLDERS or (os.path.islink(path) and not is_below(root, path)):
             yield path
 
 
@@ -290,12 +284,9 @@ def _in_store(address: Remote) -> Iterator[Remote]:
         yield address.as_listed(*found)
     try:
         folder = open_prefix(place)
-    except FileUnavailable as error:
+    except (FileUnavailable, LimitExceeded) as error:
         if found is None or error.kind != "missing":
             yield place
-        return
-    except LimitExceeded:
-        yield place
         return
     is_empty = found is None
     for one in _below(folder, place):
@@ -315,10 +306,8 @@ def _below(outermost: RemoteFolder, address: Remote) -> Iterator[Remote]:
                 continue
             for path, is_known in files_of(place, folder.files):
                 name = path.removeprefix(place)
-                if is_known and not name:
-                    yield folder.as_listed()
-                elif is_known:
-                    yield folder.address_of(name)
+                if is_known:
+                    yield folder.address_of(name) if name else folder.as_listed()
             names = [name for name in folder.folders if name not in IGNORED_FOLDERS]
             todo += [(folder.below(name), place.elsewhere(f"{place}{name}/")) for name in reversed(names)]
 

@@ -191,17 +191,15 @@ def _open_shards(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str
     places = {index.place: os.path.basename(index.path)}
     for name in names:
         try:
-            source = index.open_sibling(name)
+            source = opened[name] = index.open_sibling(name)
+            other = places.setdefault(source.place, name)
+            if other is not name:
+                raise AmbiguousFile(f"{other!r} and shard {name!r} are one file", kind="ambiguous-shards")
         except FileUnavailable as error:
             if error.kind != "missing":
                 error.message = f"shard {name!r}: {error.message}"
                 raise
             missing.append(name)
-            continue
-        other = places.setdefault(source.place, name)
-        if other is not name:
-            raise AmbiguousFile(f"{other!r} and shard {name!r} are one file", kind="ambiguous-shards")
-        opened[name] = source
     if missing:
         raise missing_shards(missing, len(names), "beside the index")
     return opened

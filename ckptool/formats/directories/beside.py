@@ -71,20 +71,16 @@ def beside(folder: FolderSource, used: Collection[str], choice: Choice, folders:
     """Yield what is notable in a folder, without ``used`` files; ``folders`` are those that may be checkpoints."""
     indexes = [name for name in used if name.endswith(".json")]
     twins = {one.name: one for one in choice.twins}
-    for name in folder.files:
-        if name in used:
-            continue
-        twin = twins.get(name)
-        if twin is not None:
-            role = "variant" if twin.is_variant else "duplicate"
-            yield _file(folder, name, role, f"of {twin.of}")
+    for name in [one for one in folder.files if one not in used]:
+        if (twin := twins.get(name)) is not None:
+            yield _file(folder, name, "variant" if twin.is_variant else "duplicate", f"of {twin.of}")
         elif any(filenames.belongs_to(index, name) for index in indexes):
             yield _file(folder, name, "leftover")
         elif name.endswith(".json") and (row := filenames.named(name)).role:
             yield _file(folder, name, row.role, _said(json_object(folder, name), row.facts))
         elif is_likely(name):
-            is_other = name in choice.strangers
-            yield _file(folder, name, filenames.role_of(name) or ("other" if is_other else "checkpoint"))
+            other = "other" if name in choice.strangers else "checkpoint"
+            yield _file(folder, name, filenames.role_of(name) or other)
     for name in folder.folders:
         if name in folders and name not in used:
             yield Beside(name, filenames.role_of(name) or "folder", folder.place_of(name))

@@ -68,19 +68,17 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     state: PairList = []
     for name in folder.names(zero)[1]:
         own: PairList = []
-        for file in folder.names(f"{zero}/{name}")[0]:
+        for file in [one for one in folder.names(f"{zero}/{name}")[0] if one.endswith(".pt")]:
             path = f"{zero}/{name}/{file}"
-            if not file.endswith(".pt"):
-                continue
             parsed = tree.open(path)
             found = _tensor(path, parsed, shapes.get(name))
-            if file == _MASTER:
-                if found is None:
-                    hint = "Convert the checkpoint again."
-                    raise MalformedFile(f"{path!r} holds no tensor", kind="malformed-states", hint=hint)
-                weights[name] = found
-            else:
+            if file != _MASTER:
                 own.append((file.removesuffix(".pt"), parsed.root if found is None else tree.tensor(found)))
+            elif found is None:
+                hint = "Convert the checkpoint again."
+                raise MalformedFile(f"{path!r} holds no tensor", kind="malformed-states", hint=hint)
+            else:
+                weights[name] = found
         if name not in weights:
             raise FileUnavailable(f"no {_MASTER!r} in {zero}/{name!r}", kind="missing-shards")
         state.append((name, Dict(own)))

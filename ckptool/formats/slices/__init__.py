@@ -299,11 +299,9 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
 
 def _is_of_item(place: str, name: str, names: Sequence[str]) -> bool:
     """Return whether a file is the index of ``torch_checkpointing``, or one of several files of an item beside it."""
-    if INDEX not in names:
-        return False
     match = OF_RANK.fullmatch(name)
     of_item = [one for one in map(OF_RANK.fullmatch, names) if one and match and one["item"] == match["item"]]
-    if name != INDEX and len(of_item) < 2:
+    if INDEX not in names or (name != INDEX and len(of_item) < 2):
         return False
     head = first_bytes(os.path.join(place, INDEX), HEAD_NBYTES)
     return any(mark in head for mark in MARKS)

@@ -98,17 +98,11 @@ def part_of(node: Call, rebuilder: Rebuilder, rank: int | None = None) -> Part |
         return part_of(node.args[0], rebuilder, rank)
     cls, state = func, node.state
     if func.name in _FROM_TYPE and len(node.args) == 4:
-        named = nodes.global_of(node.args[1])
-        if named is None:
-            return None
-        cls, state = named, node.args[3]
-    if not cls.module.startswith("torch.distributed."):
-        return None
-    if cls.name == "ShardedTensor":
+        cls, state = nodes.global_of(node.args[1]) or func, node.args[3]
+    is_torchs = cls.module.startswith("torch.distributed.")
+    if is_torchs and cls.name == "ShardedTensor":
         return part(state, rebuilder)
-    if cls.name == "DTensor":
-        return part_of_dtensor(state, rebuilder, rank)
-    return None
+    return part_of_dtensor(state, rebuilder, rank) if is_torchs and cls.name == "DTensor" else None
 
 
 def is_flat(found: Found) -> bool:
@@ -221,8 +215,7 @@ def part_of_dtensor(state: Inert, rebuilder: Rebuilder, named: int | None = None
     def without(why: str) -> Part:
         return Part(shape, dtype, (), None, rank, world, why)
 
-    unknown = [one.kind for one in placements if one.kind not in ("Shard", "_StridedShard", "Replicate")]
-    if unknown:
+    if unknown := [one.kind for one in placements if one.kind not in ("Shard", "_StridedShard", "Replicate")]:
         added = any("Partial" in kind for kind in unknown)
         return without(f"{unknown[0]}: {'the parts of the ranks are to be added up' if added else 'how is not known'}")
     if found is None or len(found.shape) != len(placements):
