@@ -180,7 +180,7 @@ class Reader(FolderTree):
                 raise _missing_files(inside, "*_optim_states.pt", world, 0, "The values of the parameters are in them.")
             if model.groups is not None:
                 remarks.append(_without_masters(inside, model))
-            return Engine(self.folder, [model], []), remarks
+            return Engine(self.folder.cancellation, [model], []), remarks
         first = OptimStates(optims[min(optims)], self.open(optims[min(optims)]))
         world = max(first.counts) if first.counts else max(optims) + 1
         missing = [rank for rank in range(world) if rank not in optims]
@@ -214,7 +214,7 @@ class Reader(FolderTree):
         extra += [models[rank] for rank in sorted(models) if rank >= (world if first.of_stage_3 else 1)]
         if extra:
             remarks.append(of_larger_run(extra, world))
-        engine = Engine(self.folder, found, files)
+        engine = Engine(self.folder.cancellation, found, files)
         remarks += _of_other_ranks(engine)
         return engine, remarks
 
@@ -302,7 +302,7 @@ def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
     model = engine.models[0]
     if not engine.optims:  # it is in one file
         return reader.parsed(reader.root_of(model.name))._replace(remarks=tuple(remarks))
-    tensors, absent = weights(engine, reader.folder.cancellation)
+    tensors, absent = weights(engine)
     bare = {path for path, _ in model.parsed.contents.extras}  # entries of ``module`` that hold no tensor
     pairs = nodes.mapping_pairs(model.field("module")) or []
     others = [(name, node) for name, node in pairs if type(name) is str and f"module.{name}" in bare]

@@ -36,7 +36,6 @@ from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, TreeBuilder, 
 from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
-from ckptool.sources.folder import FolderSource
 from ckptool.sources.source import Source
 from ckptool.tensors import dtypes
 from ckptool.tensors.dtypes import DType
@@ -339,8 +338,10 @@ class Engine:
     ``models`` is one file; in stage 3, one of each rank that exists. In stage 0 there are no ``optims``, and no places.
     """
 
-    def __init__(self, folder: FolderSource, models: Sequence[ModelStates], optims: Sequence[OptimStates]) -> None:
-        self._folder = folder
+    def __init__(
+        self, cancellation: Cancellation | None, models: Sequence[ModelStates], optims: Sequence[OptimStates]
+    ) -> None:
+        self.cancellation = cancellation
         self.models = models
         self.optims = optims
         self.of_stage_3 = bool(optims) and optims[0].of_stage_3
@@ -435,7 +436,7 @@ class Engine:
             assert info is not None  # the caller saw it
             pieces.append(Piece((at,), (numel,), self.optims[rank].name, partial(part_of, info, start, numel)))
             at += numel
-        return joined(name, place.shape, dtype, pieces, self._folder.cancellation, is_flat=True)
+        return joined(name, place.shape, dtype, pieces, self.cancellation, is_flat=True)
 
 
 def part_of(info: TensorInfo, start: int, count: int) -> TensorInfo:
@@ -451,7 +452,7 @@ _ORDERED_DICT = Global("collections", "OrderedDict")
 NARROW: Final = ("float16", "bfloat16")
 
 
-def weights(engine: Engine, cancellation: Cancellation | None) -> tuple[dict[str, TensorInfo], list[str]]:
+def weights(engine: Engine) -> tuple[dict[str, TensorInfo], list[str]]:
     """
     Return the whole weights of an engine by name, and the names without a value in any file.
 
@@ -463,8 +464,8 @@ def weights(engine: Engine, cancellation: Cancellation | None) -> tuple[dict[str
     found: dict[str, TensorInfo] = {}
     named = dict.fromkeys((*module, *model.frozen, *places))
     for name in named:
-        check_cancelled(cancellation)
-        info = None if name in shared else _weight(engine, name, module.get(name), cancellation)
+        check_cancelled(engine.cancellation)
+        info = None if name in shared else _weight(engine, name, module.get(name))
         if info is not None:
             found[name] = info
     found |= {name: found[kept] for name, kept in shared.items() if kept in found}
@@ -472,13 +473,13 @@ def weights(engine: Engine, cancellation: Cancellation | None) -> tuple[dict[str
     return {name: found[name] for name in dict.fromkeys((*module, *found)) if name in found}, absent
 
 
-def _weight(engine: Engine, name: str, info: TensorInfo | None, cancellation: Cancellation | None) -> TensorInfo | None:
+def _weight(engine: Engine, name: str, info: TensorInfo | None) -> TensorInfo | None:
     """Return one weight, which may be the one of ``module``; None if it has no value."""
     model = engine.models[0]
     if name in engine.places:
         return engine.master(name)
     if name in model.frozen:
-        return _frozen(engine, name, model.frozen[name], cancellation)
+        return _frozen(engine, name, model.frozen[name])
     is_buffer = name in model.buffers
     if info is None or (engine.of_stage_3 and not info.numel and not is_buffer):
         return None  # what stage 3 leaves of a parameter
@@ -487,7 +488,7 @@ def _weight(engine: Engine, name: str, info: TensorInfo | None, cancellation: Ca
     return info
 
 
-def _frozen(engine: Engine, name: str, shape: Shape, cancellation: Cancellation | None) -> TensorInfo | None:
+def _frozen(engine: Engine, name: str, shape: Shape) -> TensorInfo | None:
     """Return a parameter that is not trained: whole in the first file, or in stage 3 a part in each."""
     numel = prod(shape)
     parts = [one.fragments.get(name) for one in engine.models]
@@ -509,7 +510,7 @@ def _frozen(engine: Engine, name: str, shape: Shape, cancellation: Cancellation 
             pieces.append(Piece((index * each,), (count,), file, partial(part_of, info, 0, count)))
     if sum(piece.numel for piece in pieces) < numel:
         return None
-    return joined(name, shape, whole[0].dtype, pieces, cancellation, is_flat=True)
+    return joined(name, shape, whole[0].dtype, pieces, engine.cancellation, is_flat=True)
 
 
 def _misfit(name: str, needed: int, actual: int) -> MalformedFile:
