@@ -63,11 +63,11 @@ class Layout(NamedTuple):
 
 def layouts_in_order() -> Iterator[Layout]:
     """Yield the layouts, in the order in which they are tried."""
-    from ckptool.formats.directories import dcp, deepspeed, deepspeed_universal, megatron, rank_files, safetensors_parts
+    from ckptool.formats.directories import dcp, deepspeed, megatron, rank_files, safetensors_parts
 
     yield Layout(dcp.sniff, dcp.read)
     yield Layout(safetensors_parts.sniff_dcp, safetensors_parts.read_dcp)
-    yield Layout(deepspeed_universal.sniff, deepspeed_universal.read)  # before deepspeed, whose files are beside it
+    yield Layout(deepspeed.sniff_universal, deepspeed.read_universal)  # before the files that are beside it
     yield Layout(deepspeed.sniff, deepspeed.read)
     yield Layout(megatron.sniff, megatron.read)
     yield Layout(safetensors_parts.sniff_nanotron, safetensors_parts.read_nanotron)
