@@ -21,9 +21,6 @@ NUMPY: Final = b"\x93NUMPY"
 """The first bytes of a file of numpy."""
 _CHUNK = 1 << 20
 _HEAD_NBYTES = 1 << 12
-_KEPT_NBYTES = 1 << 18
-"""Bytes of small inflated members that are kept: the source code of a program is read more than once."""
-_LONGEST_KEPT = 1 << 14
 
 
 class Record(NamedTuple):
@@ -61,8 +58,6 @@ class Archive(Mapping[str, Record]):
         """Ranges that belong to no member, between members or after the end, which other programs may read."""
         self.records = records
         self._inflatable = limits.inflated(source.nbytes)
-        self._kept: dict[str, bytes] = {}
-        self._room = _KEPT_NBYTES
 
     def __getitem__(self, name: str) -> Record:
         return self.records[name]
@@ -107,15 +102,10 @@ class Archive(Mapping[str, Record]):
         record = self.records[name]
         if record.compression == "stored":
             return SliceSource(self.source, record.offset, record.nbytes)
-        content = self._kept.get(name)
-        if content is None:
-            if record.nbytes > self._inflatable:
-                raise too_large(record.name, record.nbytes, self._inflatable)
-            self._inflatable -= record.nbytes
-            content = inflate(self.source, record, self.limits)
-            if len(content) <= min(_LONGEST_KEPT, self._room):
-                self._kept[record.name] = content
-                self._room -= len(content)
+        if record.nbytes > self._inflatable:
+            raise too_large(record.name, record.nbytes, self._inflatable)
+        self._inflatable -= record.nbytes
+        content = inflate(self.source, record, self.limits)
         return BytesSource(content, self.source.cancellation, packed_nbytes=self.source.nbytes)
 
     def may_hold_objects(self, name: str) -> bool:

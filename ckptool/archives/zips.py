@@ -38,6 +38,18 @@ from ckptool.errors import AmbiguousFile, Failure, LimitExceeded, MalformedFile,
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.sources.source import ReadAhead, SliceSource, Source, remote_under
 
+# Who reads what, so that a file may not show each something else:
+# 1. zipfile and miniz (which PyTorch uses) find the end record from the end of the file, and believe the directory;
+#    programs that read a stream, and those that repair zips, believe the local headers, from the start.
+# 2. zipfile takes the bytes right before the locator for the zip64 record, and counts the directory back from the end
+#    record; others use the offsets in these records. So both have to lead to the same bytes.
+# 3. Sizes may be left out of a local header (flag 3), and follow the payload with or without a magic, in 4 or 8 bytes.
+#    Whatever is there has to agree with the directory.
+# 4. A name is compared as bytes and decoded as zipfile does it. Names that differ only in case are one file on Windows
+#    and macOS; absolute ones and those with ".." lead out of the folder to which a member is unpacked.
+# 5. Writers align payloads with extra fields (torch to 64 bytes), or pad with zeros, so that these may have any tag; but
+#    the two that change sizes or names have to say what the entry says.
+
 LOCAL_MAGIC: Final = b"PK\x03\x04"
 LOCAL: Final = Struct("<4s5H3L2H")
 """4.3.7 Local file header: magic, version needed, flags, method, time, date, CRC-32, packed size, size, and the lengths
@@ -192,8 +204,6 @@ def _note_gap(source: Source, start: int, stop: int) -> str:
 
 
 def _refuse_twins(entries: list[Entry]) -> None:
-    if len({entry.name.lower() for entry in entries}) == len(entries):
-        return
     seen: dict[bytes, bytes] = {}
     for entry in entries:
         twin = seen.setdefault(entry.name.lower(), entry.name)

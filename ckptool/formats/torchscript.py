@@ -121,22 +121,21 @@ class ScriptModules(ModuleGraph):
 
     def _own_entries(self, node: Call, attributes: nodes.Pairs, prefix: str) -> list[ModuleEntry]:
         table = self._tables.get(nodes.class_name(node))
-        entries: list[ModuleEntry] = []
+        found = [(name, value, nodes.class_of(value)) for name, value in attributes if isinstance(name, str)]
+        tensors = [
+            (name, value)
+            for name, value, cls in found
+            if cls is not None and cls.module == "torch._utils" and cls.name.startswith("_rebuild_")
+        ]
+        if table is None:
+            return [ModuleEntry(prefix + name, value, None) for name, value in tensors]
         kinds: tuple[Kind, ...] = ("parameter", "buffer")
-        for kind in kinds:
-            for name, value in attributes:
-                if not (isinstance(value, Call) and isinstance(name, str) and _is_tensor(value)):
-                    continue
-                if table is None and kind == "parameter":
-                    entries.append(ModuleEntry(prefix + name, value, None))
-                elif table is not None and table.kinds.get(name, table.rest) == kind:
-                    entries.append(ModuleEntry(prefix + name, value, kind))
-        return entries
-
-
-def _is_tensor(node: Call) -> bool:
-    found = nodes.class_of(node)
-    return found is not None and found.module == "torch._utils" and found.name.startswith("_rebuild_")
+        return [
+            ModuleEntry(prefix + name, value, kind)
+            for kind in kinds
+            for name, value in tensors
+            if table.kinds.get(name, table.rest) == kind
+        ]
 
 
 class _Table:

@@ -25,8 +25,9 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _each(module: str, names: str) -> set[str]:
-    return {f"{module}.{name}" for name in names.split()}
+def each(pattern: str, text: str) -> tuple[str, ...]:
+    """Return ``pattern`` filled with each of the words."""
+    return tuple(map(pattern.format, text.split()))
 
 
 _STDLIB: Final = frozenset(sys.stdlib_module_names) | words(
@@ -235,19 +236,19 @@ ACTING: Final = r"antigravity|this|idlelib\.idlew?|test\.(?:autotest|mp_fork_bom
 """Modules that act when they are imported, so that looking up a name in one is enough."""
 
 _HARMLESS: Final = frozenset(
-    _each("signal", "Signals Handlers")
-    | _each("http", "HTTPStatus HTTPMethod")
-    | _each("socket", "AddressFamily SocketKind")
-    | _each("asyncio.exceptions", "CancelledError TimeoutError InvalidStateError")
-    | _each("subprocess", "CompletedProcess CalledProcessError TimeoutExpired")
-    | _each("urllib.parse", "ParseResult SplitResult DefragResult ParseResultBytes SplitResultBytes DefragResultBytes")
-    | _each("ctypes", "c_bool c_byte c_ubyte c_short c_ushort c_int c_uint c_long c_ulong c_longlong c_ulonglong")
-    | _each("ctypes", "c_float c_double c_longdouble c_size_t c_ssize_t c_int8 c_int16 c_int32 c_int64 c_uint8")
-    | _each("ctypes", "c_uint16 c_uint32 c_uint64 c_char c_wchar")
-    | {"urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage", "ssl.TLSVersion"}
-    | {"_ctypes._unpickle", "types.CodeType", "types.MethodType", "torch.jit._script.unpackage_script_module"}
-    | {"os.stat_result", "os.terminal_size", "os.PathLike", "os._Environ"}
-    | {"_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader"}
+    each("signal.{}", "Signals Handlers")
+    + each("http.{}", "HTTPStatus HTTPMethod")
+    + each("socket.{}", "AddressFamily SocketKind")
+    + each("asyncio.exceptions.{}", "CancelledError TimeoutError InvalidStateError")
+    + each("subprocess.{}", "CompletedProcess CalledProcessError TimeoutExpired")
+    + each("urllib.parse.{}", "ParseResult SplitResult DefragResult")
+    + each("urllib.parse.{}Bytes", "ParseResult SplitResult DefragResult")
+    + each("ctypes.c_{}", "bool byte ubyte short ushort int uint long ulong longlong ulonglong float double longdouble")
+    + each("ctypes.c_{}", "size_t ssize_t int8 int16 int32 int64 uint8 uint16 uint32 uint64 char wchar")
+    + ("urllib.error.URLError", "tarfile.TarInfo", "zipfile.ZipInfo", "resource.struct_rusage", "ssl.TLSVersion")
+    + ("_ctypes._unpickle", "types.CodeType", "types.MethodType", "torch.jit._script.unpackage_script_module")
+    + ("os.stat_result", "os.terminal_size", "os.PathLike", "os._Environ")
+    + ("_frozen_importlib.ModuleSpec", "_frozen_importlib_external.SourceFileLoader")
 )
 """Exceptions from the tables above, which reach nothing: enumerations, errors, records, single numbers."""
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
+from ckptool.pickles.alarms import each
 from ckptool.pickles.forms import (
     FORMS,
     NBYTES,
@@ -116,10 +117,6 @@ _COLLECTIONS: Final = "Modules/_collectionsmodule.c"
 _DATACLASSES: Final = "torch/distributed/checkpoint"
 
 
-def _each(module: str, names: str) -> tuple[str, ...]:
-    return tuple(f"{module}.{name}" for name in names.split())
-
-
 ROWS: Final = (
     # Python
     Row(("builtins.set",), "set", " | list of keys", "takes the items and their hashes", "Objects/setobject.c"),
@@ -164,7 +161,7 @@ ROWS: Final = (
     Row(("decimal.Decimal",), "number", "decimal", "reads the digits, and multiplies nothing", "Modules/_decimal"),
     Row(("fractions.Fraction",), "number", "ratio | number, number", "divides by a common divisor", "Lib/fractions.py"),
     Row(
-        (*_each("pathlib", _PATHS), *_each("pathlib._local", _PATHS)), "path", "part of a path...",
+        (*each("pathlib.{}", _PATHS), *each("pathlib._local.{}", _PATHS)), "path", "part of a path...",
         "splits text; looks at no file", "Lib/pathlib",
     ),
     # numpy
@@ -189,25 +186,25 @@ ROWS: Final = (
     ),
     # torch
     Row(
-        _each("torch._utils", "_rebuild_tensor"), "tensor", "storage, int, ints, ints",
+        ("torch._utils._rebuild_tensor",), "tensor", "storage, int, ints, ints",
         "a view that lies in the storage", _UTILS, whole=_is_view,
     ),
     Row(
-        _each("torch._utils", "_rebuild_tensor_v2"), "tensor",
+        ("torch._utils._rebuild_tensor_v2",), "tensor",
         "storage, int, ints, ints, bool, hooks | storage, int, ints, ints, bool, hooks, flags",
         "a view that lies in the storage", _UTILS, whole=_is_view,
     ),
     Row(
-        _each("torch._utils", "_rebuild_tensor_v3"), "tensor",
+        ("torch._utils._rebuild_tensor_v3",), "tensor",
         "storage, int, ints, ints, bool, hooks, dtype of torch"
         " | storage, int, ints, ints, bool, hooks, dtype of torch, flags",
         "a view that lies in the storage", _UTILS, whole=_is_view,
     ),
     Row(
-        _each("torch._utils", "_rebuild_parameter"), "tensor", "any tensor, bool, hooks", "wraps the tensor", _UTILS,
+        ("torch._utils._rebuild_parameter",), "tensor", "any tensor, bool, hooks", "wraps the tensor", _UTILS,
     ),
     Row(
-        _each("torch._utils", "_rebuild_parameter_with_state"), "tensor with attributes",
+        ("torch._utils._rebuild_parameter_with_state",), "tensor with attributes",
         "any tensor, bool, hooks, attributes", "wraps the tensor, and sets its attributes", _UTILS,
     ),
     Row(
@@ -216,23 +213,23 @@ ROWS: Final = (
         "calls that row, and sets attributes of the tensor", "torch/_tensor.py", whole=_is_rebuilt,
     ),
     Row(
-        _each("torch._utils", "_rebuild_sparse_tensor"), "sparse tensor", "layout, parts", "keeps the tensors", _UTILS,
+        ("torch._utils._rebuild_sparse_tensor",), "sparse tensor", "layout, parts", "keeps the tensors", _UTILS,
     ),
     Row(
-        _each("torch._utils", "_rebuild_qtensor"), "quantised tensor",
+        ("torch._utils._rebuild_qtensor",), "quantised tensor",
         "storage, int, ints, ints, quantizer, bool, hooks", "a view of the storage, of no more elements than it has",
         _UTILS, whole=_is_quantised,
     ),
     Row(
-        _each("torch._utils", "_rebuild_device_tensor_from_numpy"), "tensor of a device",
+        ("torch._utils._rebuild_device_tensor_from_numpy",), "tensor of a device",
         "array, dtype of torch, device to copy to, bool", "copies to the device", _UTILS,
     ),
     Row(
-        _each("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"), "tensor of a device",
+        ("torch._utils._rebuild_device_tensor_from_cpu_tensor",), "tensor of a device",
         "dense tensor, dtype of torch, device to copy to, bool", "copies to the device", _UTILS,
     ),
     Row(
-        _each("torch._utils", "_rebuild_meta_tensor_no_storage"), "tensor without data",
+        ("torch._utils._rebuild_meta_tensor_no_storage",), "tensor without data",
         "dtype of torch, ints, ints, bool", "has no elements", _UTILS,
     ),
     Row(
@@ -249,7 +246,7 @@ ROWS: Final = (
         "keeps what it is given", "torch/csrc/Device.cpp",
     ),
     Row(
-        _each("torch.jit._pickle", "build_intlist build_tensorlist build_doublelist build_boollist"), "list", "list",
+        each("torch.jit._pickle.{}", "build_intlist build_tensorlist build_doublelist build_boollist"), "list", "list",
         "gives what it is given", "torch/jit/_pickle.py",
     ),
     Row(
@@ -259,9 +256,9 @@ ROWS: Final = (
     # The index of torch.distributed.checkpoint
     Row(
         (
-            *_each(f"{_DCP}.metadata", "Metadata StorageMeta TensorStorageMetadata BytesStorageMetadata"),
+            *each(f"{_DCP}.metadata.{{}}", "Metadata StorageMeta TensorStorageMetadata BytesStorageMetadata"),
             f"{_DCP}.metadata.ChunkStorageMetadata",
-            *_each(f"{_DCP}.planner", "SavePlan WriteItem TensorWriteData BytesIOWriteData"),
+            *each(f"{_DCP}.planner.{{}}", "SavePlan WriteItem TensorWriteData BytesIOWriteData"),
             f"{_DCP}.filesystem._StorageInfo",
         ),
         "dataclass", "", _OBJECT, _DATACLASSES, builds=True, state="fields",
@@ -275,11 +272,11 @@ ROWS: Final = (
         builds=True, state="properties",
     ),
     Row(
-        _each(f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"), "memory format", "number to 2",
+        (f"{_DCP}.metadata._MEM_FORMAT_ENCODING",), "memory format", "number to 2",
         "gives a member of the enumeration", f"{_DATACLASSES}/metadata.py",
     ),
     Row(
-        _each(f"{_DCP}.planner", "WriteItemType"), "member", "number from 1 to 3", "gives a member of the enumeration",
+        (f"{_DCP}.planner.WriteItemType",), "member", "number from 1 to 3", "gives a member of the enumeration",
         f"{_DATACLASSES}/planner.py",
     ),
 )  # fmt: skip
@@ -299,21 +296,21 @@ STORAGES: Final[Mapping[str, int]] = {
     "torch.UntypedStorage": 1,
 }
 """Classes of storages in persistent ids, and the bytes of their elements."""
-_QUANTISED: Final = _each("torch", "qint8 qint32 quint8 quint4x2 quint2x4")
+_QUANTISED: Final = each("torch.{}", "qint8 qint32 quint8 quint4x2 quint2x4")
 
 VALUES: Final = frozenset(
-    _each("builtins", "Ellipsis NotImplemented int float str bool list dict tuple bytes")
-    + _each("numpy", "ndarray bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64")
-    + _each(
-        "numpy", "complex64 complex128 str_ bytes_ bool generic number integer signedinteger unsignedinteger inexact"
+    each("builtins.{}", "Ellipsis NotImplemented int float str bool list dict tuple bytes")
+    + each("numpy.{}", "ndarray bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64")
+    + each(
+        "numpy.{}", "complex64 complex128 str_ bytes_ bool generic number integer signedinteger unsignedinteger inexact"
     )
-    + _each("numpy", "floating complexfloating flexible character longdouble clongdouble datetime64 timedelta64")
-    + _each("torch", "Tensor _tensor.Tensor nn.parameter.Parameter nn.parameter.Buffer")
-    + _each("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc jagged _mkldnn")
-    + _each("torch", "contiguous_format preserve_format channels_last channels_last_3d")
-    + _each("torch._utils.torch", "contiguous_format preserve_format channels_last channels_last_3d")
-    + _each("torch", "per_tensor_affine per_channel_affine per_channel_affine_float_qparams")
-    + _each("torch", "per_tensor_symmetric per_channel_symmetric")
+    + each("numpy.{}", "floating complexfloating flexible character longdouble clongdouble datetime64 timedelta64")
+    + each("torch.{}", "Tensor _tensor.Tensor nn.parameter.Parameter nn.parameter.Buffer")
+    + each("torch.{}", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc jagged _mkldnn")
+    + each("torch.{}", "contiguous_format preserve_format channels_last channels_last_3d")
+    + each("torch._utils.torch.{}", "contiguous_format preserve_format channels_last channels_last_3d")
+    + each("torch.{}", "per_tensor_affine per_channel_affine per_channel_affine_float_qparams")
+    + each("torch.{}", "per_tensor_symmetric per_channel_symmetric")
 )
 """Names that may be referred to but not called, besides rows, storages and torch's dtypes."""
 

@@ -413,8 +413,8 @@ def _without_unit(state: Inert, code: str, values: Values) -> Inert:
     """Return a dtype's state; of datetime64 and timedelta64, without the unit, which must be valid, else None."""
     if code.lstrip("<>=|")[0] not in "mM":
         return state
-    is_time = type(state) is tuple and len(state) == 9 and state[0] == 4 and _is_unit(state[8], values)
-    return (3, *state[1:8]) if is_time and type(state[0]) is int else None
+    is_time = type(state) is tuple and len(state) == 9 and type(state[0]) is int and state[0] == 4
+    return (3, *state[1:8]) if is_time and _is_unit(state[8], values) else None
 
 
 def _is_unit(node: Inert, values: Values) -> bool:

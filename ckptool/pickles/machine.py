@@ -25,6 +25,20 @@ from ckptool.sources.source import BytesSource, SliceSource, Source
 if TYPE_CHECKING:
     from ckptool.pickles.nodes import FieldNames
 
+# Rules, and what each is against:
+# 1. The window is a few opcodes, wherever the pickle is: behind it may be gigabytes of storages (legacy streams), and
+#    between its opcodes those of arrays (joblib).
+# 2. An opcode changes nothing before it has all of its bytes: it is started again after the window was moved.
+# 3. A frame that ends inside an opcode is noted. Python's unpickler in C reads on over the end of a frame, the one in
+#    Python stops there, so that a file could show other opcodes to each.
+# 4. What takes more memory than its bytes is counted as it is made: empty containers and marks (one byte each), indices
+#    of the memo that leave gaps, names, and opcodes that were compressed a thousand to one.
+# 5. A memo index from the file is never hashed as a large number: numbers can be chosen to have one hash, on which a
+#    dict takes quadratic time. CPython allocates its memo up to the largest index, so that one far ahead is noted.
+# 6. Strings that could be pickles are kept with their offsets: what loads them later is a call like any other
+#    (torch.storage._load_from_bytes), and payloads are hidden there.
+# 7. A patient machine (follows_python) goes on where a tree has no value, as an unpickler would have run the calls
+#    before that already.
 
 _WINDOW: Final = 1 << 16
 _MOST_NAMES: Final = 100_000

@@ -386,11 +386,8 @@ def op_long4(machine: Machine) -> None:
     if nbytes > _MAX_INT_NBYTES and not machine.follows_python:
         _huge(machine, nbytes, "bytes")
     digits = machine.take(machine.pos + 4, nbytes)
-    machine.push(_little_endian(digits) if nbytes <= _MAX_INT_NBYTES else _huge(machine, nbytes, "bytes"))
-
-
-def _little_endian(digits: bytes) -> int:
-    return int.from_bytes(digits, "little", signed=True)
+    is_huge = nbytes > _MAX_INT_NBYTES
+    machine.push(_huge(machine, nbytes, "bytes") if is_huge else int.from_bytes(digits, "little", signed=True))
 
 
 def _huge(machine: Machine, count: int, unit: str) -> Inert:
@@ -648,7 +645,9 @@ _OPCODES: Final[dict[int, Callable[[Machine], object]]] = {
     ord("L"): _patiently(
         lambda machine: machine.push(_decimal(machine, machine.line().removesuffix(b"L"))), rb"\s*[+-]?[0-9]"
     ),
-    0x8A: lambda machine: machine.push(_little_endian(machine.take(machine.pos + 1, machine.data[machine.pos]))),
+    0x8A: lambda machine: machine.push(
+        int.from_bytes(machine.take(machine.pos + 1, machine.data[machine.pos]), "little", signed=True)
+    ),
     0x8B: op_long4,
     ord("F"): _patiently(lambda machine: machine.push(float(machine.line())), rb"\s*[+-]?(?:[0-9.]|inf|nan)"),
     ord("S"): _patiently(op_string, rb"\s*([\'\"]).*\1\s*\Z"),

@@ -45,9 +45,9 @@ def _of_python(node: Inert, value: Callable[[Inert], Any]) -> Any:
 
 def plain_value(
     node: Inert,
-    leaf: Callable[[Inert], Any] | None = None,
-    cancellation: Cancellation | None = None,
-    other: Callable[[Inert, Callable[[Inert], Any]], Any] | None = None,
+    leaf: Callable[[Inert], Any],
+    cancellation: Cancellation | None,
+    other: Callable[[Inert, Callable[[Inert], Any]], Any],
 ) -> Any:
     """
     Return the Python value of a node; ordered and default dicts become dicts.
@@ -67,7 +67,7 @@ def plain_value(
         left -= 1
         if left < 0 or depth > _MAX_DEPTH:
             raise LimitExceeded(f"values nested more than {_MAX_DEPTH} deep, or more than {_MAX_NODES:,} of them")
-        made = leaf(node) if leaf is not None else None
+        made = leaf(node)
         if made is not None:
             return made
         if node is None or isinstance(node, bool | int | float | str | bytes):
@@ -82,7 +82,7 @@ def plain_value(
             return scalar[1]
         pairs = nodes.mapping_pairs(node)
         if pairs is None:
-            return no_plain_value(node) if other is None else other(node, lambda inner: value(inner, depth + 1))
+            return other(node, lambda inner: value(inner, depth + 1))
         return {_key(key): value(item, depth + 1) for key, item in each(pairs, cancellation)}
 
     return value(node, 0)

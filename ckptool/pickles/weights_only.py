@@ -11,45 +11,39 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from ckptool.pickles.alarms import canonical
+from ckptool.pickles.alarms import canonical, each
 from ckptool.pickles.constructions import BY_NAME
 from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import read_pickle
 from ckptool.sources.source import BytesSource
-
-
-def each(pattern: str, words: str) -> set[str]:
-    """Return ``pattern`` filled with each of the words."""
-    return {pattern.format(word) for word in words.split()}
-
 
 _DENSE: Final = "Float Half Double Byte Char Short Int Long Bool BFloat16"
 _SPARSE: Final = _DENSE.replace(" Bool", "")
 
 ALLOWED: Final = frozenset(
     each("collections.{}", "OrderedDict Counter")
-    | each("builtins.{}", "bytearray set complex")
-    | {"_codecs.encode"}
-    | each("torch.{}", "Size Tensor device nn.parameter.Parameter serialization._get_layout")
-    | each("torch.{}", "float64 float32 float16 bfloat16 complex128 complex64 complex32 bool")
-    | each("torch.{}", "int64 int32 int16 int8 int7 int6 int5 int4 int3 int2 int1")
-    | each("torch.{}", "uint64 uint32 uint16 uint8 uint7 uint6 uint5 uint4 uint3 uint2 uint1")
-    | each("torch.float8_{}", "e5m2 e4m3fn e5m2fnuz e4m3fnuz e8m0fnu")
-    | each("torch.{}", "float4_e2m1fn_x2 bits1x8 bits2x4 bits4x2 bits8 bits16")
-    | each("torch.{}", "qint8 qint32 quint8 quint4x2 quint2x4")
-    | each("torch.per_{}", "tensor_affine tensor_symmetric channel_affine channel_symmetric")
-    | {"torch.per_channel_affine_float_qparams"}
-    | each("torch._utils._rebuild_{}", "tensor tensor_v2 tensor_v3 parameter parameter_with_state qtensor")
-    | each("torch._utils._rebuild_{}", "sparse_tensor nested_tensor meta_tensor_no_storage wrapper_subclass")
-    | each("torch._utils._rebuild_device_tensor_from_{}", "numpy cpu_tensor")
-    | {"torch._tensor._rebuild_from_type_v2"}
-    | each("torch.{}Tensor", _DENSE)
-    | each("torch.cuda.{}Tensor", _DENSE)
-    | each("torch.sparse.{}Tensor", _SPARSE)
-    | each("torch.cuda.sparse.{}Tensor", _SPARSE)
-    | each("torch.{}Storage", f"{_DENSE} ComplexFloat ComplexDouble QInt8 QUInt8 QInt32 QUInt4x2 QUInt2x4")
-    | each("torch.cuda.{}Storage", f"{_DENSE} ComplexFloat ComplexDouble")
-    | each("torch.storage.{}", "TypedStorage UntypedStorage")
+    + each("builtins.{}", "bytearray set complex")
+    + ("_codecs.encode",)
+    + each("torch.{}", "Size Tensor device nn.parameter.Parameter serialization._get_layout")
+    + each("torch.{}", "float64 float32 float16 bfloat16 complex128 complex64 complex32 bool")
+    + each("torch.{}", "int64 int32 int16 int8 int7 int6 int5 int4 int3 int2 int1")
+    + each("torch.{}", "uint64 uint32 uint16 uint8 uint7 uint6 uint5 uint4 uint3 uint2 uint1")
+    + each("torch.float8_{}", "e5m2 e4m3fn e5m2fnuz e4m3fnuz e8m0fnu")
+    + each("torch.{}", "float4_e2m1fn_x2 bits1x8 bits2x4 bits4x2 bits8 bits16")
+    + each("torch.{}", "qint8 qint32 quint8 quint4x2 quint2x4")
+    + each("torch.per_{}", "tensor_affine tensor_symmetric channel_affine channel_symmetric")
+    + ("torch.per_channel_affine_float_qparams",)
+    + each("torch._utils._rebuild_{}", "tensor tensor_v2 tensor_v3 parameter parameter_with_state qtensor")
+    + each("torch._utils._rebuild_{}", "sparse_tensor nested_tensor meta_tensor_no_storage wrapper_subclass")
+    + each("torch._utils._rebuild_device_tensor_from_{}", "numpy cpu_tensor")
+    + ("torch._tensor._rebuild_from_type_v2",)
+    + each("torch.{}Tensor", _DENSE)
+    + each("torch.cuda.{}Tensor", _DENSE)
+    + each("torch.sparse.{}Tensor", _SPARSE)
+    + each("torch.cuda.sparse.{}Tensor", _SPARSE)
+    + each("torch.{}Storage", f"{_DENSE} ComplexFloat ComplexDouble QInt8 QUInt8 QInt32 QUInt4x2 QUInt2x4")
+    + each("torch.cuda.{}Storage", f"{_DENSE} ComplexFloat ComplexDouble")
+    + each("torch.storage.{}", "TypedStorage UntypedStorage")
 )
 """Full names that torch allows by default."""
 

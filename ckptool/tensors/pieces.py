@@ -33,6 +33,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# Rules, and why:
+# 1. Pieces cover each element once. An index that leaves a hole would give values that nobody saved, and one with an
+#    overlap two values for an element. It is checked in time proportional to the number of pieces, before any is read.
+# 2. A piece is opened when it is first read: a folder may have hundreds of thousands, each with a header in a file.
+#    What it turns out to be then must fit the index, in shape and type, as the two were written by different processes.
+# 3. Bytes are compared with the checksum of their file while they are copied, which saves a second reading. That needs
+#    each byte of a storage once; what was read in part or twice is read again by ``check``.
+# 4. A part is read straight to its place where its bytes are consecutive on both sides; else its runs are gathered; it
+#    goes through memory of its own if its checksum is needed, or if it is compressed, swapped or conjugated.
+# 5. A piece may be a view with strides of 0, so its size is compared with that of its storage before it is read.
+
 _MOST_CORNERS: Final = 1 << 22
 _MOST_AXES: Final = 3
 """Up to this many cut dimensions, any number of boxes is allowed: known writers cut along two at most."""

@@ -55,8 +55,6 @@ class Rebuilder:
         """Returns the storage or tensor of a persistent id, or None if it is neither."""
         self._nested_storage = nested
         self._known: dict[int, TensorInfo | None] = {}
-        self._others: dict[int, Global] = {}
-        """Names whose calls make no tensors. The calls are not recorded, which would double their memory."""
         self._takes_arrays = False
         self._streams: dict[int, TypedStorage | None] = {}
         self._part_counts: dict[int, int] = {}
@@ -92,8 +90,8 @@ class Rebuilder:
             storage, offset, size, stride, requires_grad, _ = node.args
             known[key] = plain = self._strided(storage, offset, size, stride, requires_grad)
             return plain
-        if kind is Call and not self._takes_arrays and self._is_other(node.func):
-            return None
+        if kind is Call and not self._takes_arrays and not _makes_tensors(node.func):
+            return None  # it is not recorded, which would double the memory of such calls
         known[key] = None  # a tensor inside itself is not a tensor
         self._unfinished.add(key)
         known[key] = info = self._recognise(node)
@@ -105,15 +103,6 @@ class Rebuilder:
             self._part_counts[id(info)] = count
             self._spend(count)
         return info
-
-    def _is_other(self, func: Inert) -> bool:
-        func = nodes.partial_of(func) if type(func) is Call else func
-        if type(func) is not Global or id(func) in self._others:
-            return True
-        if (func.module, func.name) in _RULES or is_tensor_class(func):
-            return False
-        self._others[id(func)] = func
-        return True
 
     def take_arrays(self, *, take: bool = True) -> None:
         """From now on, count numpy arrays as tensors, or no longer: for files in which they are weights."""
@@ -195,9 +184,8 @@ class Rebuilder:
                 return rule(self, node, node.args[:_MOST_ARGS] + _NO_ARGS[len(node.args) :])
             finally:
                 self._depth -= 1
-        if is_tensor_class(
-            func
-        ):  # torch.FloatTensor, made by NEWOBJ, gets (storage, offset, size, stride) as its state
+        if is_tensor_class(func):
+            # torch.FloatTensor, made by NEWOBJ, gets (storage, offset, size, stride) as its state.
             if isinstance(node.state, tuple) and len(node.state) == 4:
                 return self._strided(*node.state, None)
             return None
@@ -416,6 +404,12 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("torch.autograd", "Variable"): Rebuilder._variable,
     ("torch.autograd.variable", "Variable"): Rebuilder._variable,
 }
+
+
+def _makes_tensors(func: Inert) -> bool:
+    """Return whether calls of a function may make tensors, if arrays do not count as such."""
+    func = nodes.partial_of(func) if type(func) is Call else func
+    return type(func) is Global and ((func.module, func.name) in _RULES or is_tensor_class(func))
 
 
 def _composite(layout: str, parts: Parts, main: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:

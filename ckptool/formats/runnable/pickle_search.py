@@ -443,13 +443,13 @@ class Search:
         if pickle.is_over_limit:
             self.miss(f"{where}: {pickle.broken}")
 
-    def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0, *, is_sure: bool = False) -> None:
+    def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0) -> None:
         """Search the pickles at the begin of a source, if there are any."""
         if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
             return
         # Plain pickles have a stream of a storage for each tensor.
         if where.nested_at is None or not is_legacy(head) or self._judge.storage_of(source) is None:
-            self._pickles(source, at, where, is_sure=is_sure)
+            self._pickles(source, at, where)
 
     def behind(self, source: Source, at: int, record: str = "") -> None:
         """Search what follows the part that is loaded."""
@@ -460,7 +460,7 @@ class Search:
             self.unused(source, [range(at, source.nbytes)], record)
         self._pickles(source, at, Place(record))
 
-    def _pickles(self, source: Source, at: int, where: Place, *, is_sure: bool = False) -> None:
+    def _pickles(self, source: Source, at: int, where: Place) -> None:
         """
         Search consecutive pickles, as many as there are.
 
@@ -471,7 +471,7 @@ class Search:
         while at < source.nbytes:
             if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
                 legacy_at, left = at, _OF_LEGACY
-            end = self._unread(source, at, where, is_sure=is_sure)
+            end = self._unread(source, at, where)
             if end < 0:
                 if is_marked and at > begin:
                     self.unused(source, [range(at, source.nbytes)], where.record)
