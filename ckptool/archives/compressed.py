@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ckptool.archives.archive import too_large
 from ckptool.errors import CkptoolError, LimitExceeded, MalformedFile, MissingPackage, UnsupportedFeature
@@ -201,8 +201,9 @@ def _decompress(
                 # joblib's reader of these never ends if anything follows the first member.
                 if kind.name in ("gzip", "zlib") and first_end is None:
                     first_end = position - len(pending)
-                pending = _behind_padding(kind, pending)
-                if not pending:
+                pending = pending.lstrip(b"\0") if kind is GZIP else pending
+                if not pending.strip(b"\0"):  # padding
+                    pending = b""
                     continue
                 is_either = kind.name in _OF_LZMA
                 if not is_either and not pending.startswith(kind.magic[:1]):  # some readers ignore it
@@ -235,12 +236,6 @@ def _decompress(
         raise MalformedFile(f"it goes on behind its first {kind.name} member", kind=_BEHIND, offset=first_end)
 
 
-def _behind_padding(kind: Compression, rest: bytes) -> bytes:
-    """Return the bytes after a member without padding: of gzip, without leading zeros; nothing if all are zeros."""
-    rest = rest.lstrip(b"\0") if kind is GZIP else rest
-    return rest if rest.strip(b"\0") else b""
-
-
 def unpack(data: bytes, limits: Limits) -> bytes:
     """
     Return the content of frames of Zstandard.
@@ -250,7 +245,10 @@ def unpack(data: bytes, limits: Limits) -> bytes:
         MalformedFile: It is damaged or ends too early.
         MissingPackage: zstandard is not installed.
     """
-    zstandard = _package()
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingPackage.named("zstandard", 'pip install "ckptool[zstd]"', kind="no-unpacker") from error
     allowed = limits.inflated(len(data))
     try:
         unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
@@ -266,11 +264,3 @@ def unpack(data: bytes, limits: Limits) -> bytes:
         fact = f"the Zstandard frame ends after {len(found):,} of {announced:,} unpacked bytes"
         raise MalformedFile(fact, kind="truncated-zstd", needed=announced, actual=len(found))
     return found
-
-
-def _package() -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingPackage.named("zstandard", 'pip install "ckptool[zstd]"', kind="no-unpacker") from error
-    return zstandard

@@ -72,9 +72,11 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if member.is_sparse:
             raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=member.payload)
         name = member.name.rstrip("/")
-        if name in (no_files if member.kind in _FILES else records):  # when unpacked, the later one replaces it
+        is_file = member.kind in _FILES
+        is_twice = name in no_files or member.name in records if is_file else name in records
+        if is_twice:  # when unpacked, the later one replaces it
             raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.payload)
-        if member.kind not in _FILES:
+        if not is_file:
             if name in _TABLES:
                 raise _ambiguous(f"{name!r} is no regular file", member.payload)
             if len(no_files) >= limits.entries:
@@ -83,8 +85,6 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             if member.nbytes and member.kind not in _NO_FILES:  # some readers take an unknown kind for a file
                 unused.append(range(member.payload, member.payload + member.nbytes))
             continue
-        if member.name in records:
-            raise AmbiguousFile(f"the tar holds {member.name!r} twice", kind="ambiguous-tar", offset=member.payload)
         if len(records) >= limits.entries:
             raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
         records[member.name] = Record(member.name, member.payload, member.nbytes, member.nbytes)

@@ -47,8 +47,8 @@ from ckptool.sources.source import ReadAhead, SliceSource, Source, remote_under
 #    Whatever is there has to agree with the directory.
 # 4. A name is compared as bytes and decoded as zipfile does it. Names that differ only in case are one file on Windows
 #    and macOS; absolute ones and those with ".." lead out of the folder to which a member is unpacked.
-# 5. Writers align payloads with extra fields (torch to 64 bytes), or pad with zeros, so that these may have any tag; but
-#    the two that change sizes or names have to say what the entry says.
+# 5. Writers align payloads with extra fields (torch to 64 bytes), or pad with zeros, so that these may have any tag;
+#    but the two that change sizes or names have to say what the entry says.
 
 LOCAL_MAGIC: Final = b"PK\x03\x04"
 LOCAL: Final = Struct("<4s5H3L2H")
@@ -416,10 +416,21 @@ def find_directory(source: Source) -> Directory:
     _, disk, start_disk, disk_count, count, nbytes, offset, comment = END.unpack_from(tail, at)
     if disk not in (0, FULL16) or disk != start_disk or disk_count != count:
         raise UnsupportedFeature("a zip in several volumes", kind="split-zip")
-    _refuse_several(source, end, nbytes, offset)
     stop = end + END.size + comment
-    directory = _zip64_directory(source, end, count, nbytes, offset) or Directory(offset, nbytes, count, end, end)
-    directory = directory._replace(stop=stop)
+    directory = Directory(offset, nbytes, count, end, stop)
+    at_locator = end - LOCATOR.size
+    locator = source.read(at_locator, LOCATOR.size) if at_locator >= 0 else b""
+    is_64 = locator.startswith(LOCATOR_MAGIC)
+    # The last of several zips, one after the other, counts its offsets from its own start.
+    start = at_locator - END64.size - LOCATOR.unpack(locator)[2] if is_64 else end - nbytes - offset
+    if start > 0 and source.read(start, 4) == source.read(0, 4) == LOCAL_MAGIC:
+        raise UnsupportedFeature(
+            f"several zips one after the other: the last begins at byte {start:,}", kind=SEVERAL, offset=start
+        )
+    if is_64:
+        directory = _zip64_directory(source, at_locator, locator, directory)
+    elif FULL32 in (nbytes, offset):
+        raise MalformedFile("the zip announces a zip64 directory and has none", kind="malformed-zip", offset=end)
     # Some readers find the directory by its offset, others by its size counted back from the end record: if the two
     # differ, they would read different directories.
     gap = directory.end - directory.offset - directory.nbytes
@@ -436,25 +447,8 @@ def find_directory(source: Source) -> Directory:
     return directory
 
 
-def _refuse_several(source: Source, end: int, nbytes: int, offset: int) -> None:
-    """Raise UnsupportedFeature if this end record belongs to the last of several zips, one after the other."""
-    at = end - LOCATOR.size
-    locator = source.read(at, LOCATOR.size) if at >= END64.size else b""
-    is_64 = locator.startswith(LOCATOR_MAGIC)
-    start = at - END64.size - LOCATOR.unpack(locator)[2] if is_64 else end - nbytes - offset
-    if start > 0 and source.read(start, 4) == source.read(0, 4) == LOCAL_MAGIC:
-        raise UnsupportedFeature(
-            f"several zips one after the other: the last begins at byte {start:,}", kind=SEVERAL, offset=start
-        )
-
-
-def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: int) -> Directory | None:
-    at = end - LOCATOR.size
-    locator = source.read(at, LOCATOR.size) if at >= 0 else b""
-    if not locator.startswith(LOCATOR_MAGIC):
-        if FULL32 in (nbytes, offset):
-            raise MalformedFile("the zip announces a zip64 directory and has none", kind="malformed-zip", offset=end)
-        return None
+def _zip64_directory(source: Source, at: int, locator: bytes, short: Directory) -> Directory:
+    """Return the directory that the zip64 end record has, to which the locator at ``at`` leads."""
     _, _, record_at, disks = LOCATOR.unpack(locator)
     if record_at + END64.size > at:
         raise MalformedFile("the zip64 end record lies outside the file", kind="malformed-zip", offset=at)
@@ -467,10 +461,10 @@ def _zip64_directory(source: Source, end: int, count: int, nbytes: int, offset: 
     if record_at + END64.size != at:  # zipfile takes the bytes just before the locator for that record
         raise ambiguous("more data in the zip64 end record", record_at)
     # A field that is full says "see zip64"; any other must be the same in both records, else it depends on the reader.
-    pairs = ((count, FULL16, count64), (nbytes, FULL32, nbytes64), (offset, FULL32, offset64))
-    if any(short not in (full, long) for short, full, long in pairs):
-        raise ambiguous("the zip and zip64 end records disagree", end)
-    return Directory(offset64, nbytes64, count64, record_at, at)
+    pairs = ((short.members, FULL16, count64), (short.nbytes, FULL32, nbytes64), (short.offset, FULL32, offset64))
+    if any(value not in (full, long) for value, full, long in pairs):
+        raise ambiguous("the zip and zip64 end records disagree", short.end)
+    return Directory(offset64, nbytes64, count64, record_at, short.stop)
 
 
 def read_entries(source: Source, directory: Directory) -> list[Entry]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptool.archives.archive import Archive, Record
+from ckptool.archives.archive import Archive
 from ckptool.checkpoints.contents import Contents, Group
 from ckptool.checkpoints.parsed import Parsed, Traits, under
 from ckptool.errors import AmbiguousFile, Failure, MalformedFile
@@ -33,6 +33,7 @@ TRAITS = Traits(program="the graph of an exported program", loader="torch.export
 
 _OLD_PROGRAM = "serialized_exported_program.json"
 _OLD_TENSORS = ("serialized_state_dict.pt", "serialized_constants.pt")
+"""Members that are read as tensors; others with this suffix are pickles that torch.export.load() unpickles."""
 _CLASS = "torch.export.ExportedProgram"
 _WEIGHTS = ("weights", "_weights_config.json")
 _CONSTANTS = ("constants", "_constants_config.json")
@@ -63,8 +64,10 @@ def read(probe: Probe) -> Parsed:
     for model, infos in _read_configs(probe, archive, folder, *_CONSTANTS, pickled):
         constants |= under(f"constants.{model}" if model else "constants", infos)
     streams, unopened = [stream for one in older for stream in one.streams], []
-    for name in archive:
-        if name in pickled or _is_pickled(archive[name]):
+    for name, record in archive.items():
+        last = name.rpartition("/")[2]
+        is_object = record.nbytes > 0 and last.endswith(".pt") and last not in _OLD_TENSORS
+        if name in pickled or is_object or any(map(name.__contains__, _OBJECTS)):
             try:
                 streams += [one.inside(name) for one in probe.read_inner(archive.open(name)).streams]
             except Failure as error:
@@ -80,14 +83,6 @@ def read(probe: Probe) -> Parsed:
         streams=tuple(streams),
         archives=(archive, *(found for one in older for found in one.archives)),
         unopened=tuple(unopened),
-    )
-
-
-def _is_pickled(record: Record) -> bool:
-    """Return whether a member is pickled, by its name; those that were read as tensors are left out."""
-    name = record.name.rpartition("/")[2]
-    return (record.nbytes > 0 and name not in _OLD_TENSORS and name.endswith(".pt")) or any(
-        one in record.name for one in _OBJECTS
     )
 
 

@@ -70,7 +70,15 @@ def read_archive(archive: Archive, name: str, traits: Traits, graph: ModuleGraph
     """Read the index of a zip with ``data.pkl`` and its storages; ``graph`` recognises models of another kind."""
     root = root_folder(archive)
     assert root is not None  # the caller saw it
-    check_version(archive, f"{root}version")
+    version = archive.text(f"{root}version")
+    if version.isascii() and version.isdigit() and int(version) > NEWEST_VERSION:
+        raise UnsupportedFeature(
+            f"file format version {int(version)}; the newest known is {NEWEST_VERSION}",
+            kind="future-version",
+            hint="Update ckptool, or save it again with an older torch.",
+            needed=int(version),
+            actual=NEWEST_VERSION,
+        )
     storages = ZipStorages(archive, f"{root}data/", big_endian=is_big_endian(archive, f"{root}byteorder"))
     tree = archive.open(f"{root}data.pkl")
     pickled = read_pickle(tree)
@@ -127,19 +135,6 @@ def storages_of_tree(archive: Archive) -> set[str]:
 def may_be_unpickled(archive: Archive, name: str) -> bool:
     """Return whether other loaders may unpickle a storage: numpy's opens arrays, torch.export's nested members."""
     return name.count("/") > _DEEPEST or archive.may_hold_objects(name)
-
-
-def check_version(archive: Archive, name: str) -> None:
-    """Raise UnsupportedFeature if the file is of a format version newer than any that is known."""
-    text = archive.text(name)
-    if text.isascii() and text.isdigit() and int(text) > NEWEST_VERSION:
-        raise UnsupportedFeature(
-            f"file format version {int(text)}; the newest known is {NEWEST_VERSION}",
-            kind="future-version",
-            hint="Update ckptool, or save it again with an older torch.",
-            needed=int(text),
-            actual=NEWEST_VERSION,
-        )
 
 
 def is_big_endian(archive: Archive, name: str) -> bool:

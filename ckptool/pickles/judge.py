@@ -103,7 +103,8 @@ class Judge:
                 values.has_storage(node, names[id(node.pid[1])], numel)
                 if not values.is_one_storage(node.pid, names[id(node.pid[1])]):
                     yield pickle.start, _other("a key of a storage", "which another id has for one that is not alike")
-            elif nodes.is_call_of_package(node.pid):
+            elif isinstance(node.pid, tuple) and len(node.pid) > 2 and node.pid[0] == "reduce_package":
+                # The importer of torch.package makes this call.
                 yield pickle.start, _of_call(Call(node.pid[-2], node.pid[-1]), is_wary=True)
             else:
                 grade: Grade = "system" if nodes.is_sourced_object(node.pid) else "code"

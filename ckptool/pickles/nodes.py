@@ -173,11 +173,6 @@ def sourced_class(pid: Inert) -> tuple[Inert, ...]:
     return ()
 
 
-def is_call_of_package(pid: Inert) -> bool:
-    """Return whether a persistent id is a call that the importer of ``torch.package`` makes."""
-    return isinstance(pid, tuple) and len(pid) > 2 and pid[0] == "reduce_package"
-
-
 def is_sourced_object(pid: Inert) -> bool:
     """Return whether a persistent id for a class with its source has something else in place of the class."""
     if not isinstance(pid, tuple) or len(pid) != (4 if pid[:1] == ("module",) else 3):

@@ -144,12 +144,10 @@ def describe(node: Inert, depth: int = 0) -> str:
         return f"{len(node):,} bytes"
     if isinstance(node, Block):
         return f"{node.nbytes:,} bytes"
-    if isinstance(node, bool | float) or node is None:
+    if isinstance(node, bool | float | Global) or node is None:
         return str(node)
     if isinstance(node, int):
         return str(node) if node.bit_length() <= 256 else f"an integer of {node.bit_length():,} bits"
-    if isinstance(node, Global):
-        return str(node)
     array = array_of(node) if isinstance(node, Call) else None
     if array is not None:
         return str(array)

@@ -109,13 +109,6 @@ class Rebuilder:
         self._takes_arrays = take
         self._known = {key: info for key, info in self._known.items() if info is not None and not info.is_array}
 
-    def _array(self, node: Call) -> TensorInfo | None:
-        try:
-            info = self._from_numpy(node)
-        except MalformedFile:
-            return None  # an array that numpy would refuse is data
-        return None if info is None else info._replace(subclass=ARRAY)
-
     def _from_numpy(self, node: Inert) -> TensorInfo | None:
         """
         Return an array as a tensor; None if the node is not an array, or torch does not have its type.
@@ -189,7 +182,13 @@ class Rebuilder:
             if isinstance(node.state, tuple) and len(node.state) == 4:
                 return self._strided(*node.state, None)
             return None
-        return self._array(node) if self._takes_arrays else None
+        if not self._takes_arrays:
+            return None
+        try:
+            info = self._from_numpy(node)
+        except MalformedFile:
+            return None  # an array that numpy would refuse is data
+        return None if info is None else info._replace(subclass=ARRAY)
 
     # One method for each form in which torch writes a tensor. ``args`` are the pickle's, with None for missing ones.
 
