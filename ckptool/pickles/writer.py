@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from io import BytesIO
 from itertools import chain
 from struct import Struct, pack
@@ -62,16 +62,6 @@ class _NeedsProtocol4(Exception):
     """Control flow: the tree has something that protocol 2 cannot express."""
 
 
-class _Step:
-    """An action between nodes."""
-
-    __slots__ = ("argument", "do")
-
-    def __init__(self, do: Callable[[_Writer, Inert], object], argument: Inert) -> None:
-        self.do = do
-        self.argument = argument
-
-
 class _Writer:
     def __init__(self, substitute: Substitute, protocol: int, cancellation: Cancellation | None, shared: Ids) -> None:
         self._shared = shared
@@ -82,59 +72,51 @@ class _Writer:
         self._add = self._out.write
         self._memo: dict[object, int] = {}
         self._kept: list[Inert] = []  # keeps substitutes alive, so that no other node gets their id
-        # Nodes to write, and steps between them; the next one is last.
-        self._todo: list[Inert] = []
 
     def write(self, root: Inert, nbytes: int = 0) -> bytes:
         self._add(bytes([0x80, self._protocol]))
-        todo, memo, shared = self._todo, self._memo, self._shared
-        substitute, cancellation = self._substitute, self._cancellation
-        todo.append(root)
+        memo, shared, substitute, cancellation = self._memo, self._shared, self._substitute, self._cancellation
+        # What is begun, the innermost last: iterators over the nodes of a container, which write the opcodes between
+        # them. So nothing recurses, however deep a file nests.
+        todo: list[Iterator[Inert]] = [iter((root,))]
         while todo:
-            if cancellation is not None:
-                cancellation.check()
-            node = todo.pop()
-            kind = type(node)
-            if kind is _Step:
-                node.do(self, node.argument)
-                continue  # not elif: Python 3.11 speeds up loops that jump back without a condition
-            if kind is str:
-                self._str(node, 0)
-                continue
-            if kind in _ENCODERS:
-                self._add(_ENCODERS[kind](node))
-                continue
-            key = _ALONE
-            if shared is None or id(node) in shared:
-                key = id(node)
-                if key in memo:
-                    self._get(memo[key])
-                    continue
-            if kind in _SUBSTITUTED:
-                original, node = node, substitute(node)
+            for node in todo[-1]:
+                if cancellation is not None:
+                    cancellation.check()
                 kind = type(node)
-                if kind is not PlainTensor and node is not original:
-                    self._kept.append(node)
-                    key = id(node)  # other nodes may have the same substitute
+                if kind is str:
+                    self._str(node, 0)
+                    continue  # not elif: Python 3.11 speeds up loops that jump back without a condition
+                if kind in _ENCODERS:
+                    self._add(_ENCODERS[kind](node))
+                    continue
+                key = _ALONE
+                if shared is None or id(node) in shared:
+                    key = id(node)
                     if key in memo:
                         self._get(memo[key])
                         continue
-            _WRITERS[kind](self, node, key)
+                if kind in _SUBSTITUTED:
+                    original, node = node, substitute(node)
+                    kind = type(node)
+                    if kind is not PlainTensor and node is not original:
+                        self._kept.append(node)
+                        key = id(node)  # other nodes may have the same substitute
+                        if key in memo:
+                            self._get(memo[key])
+                            continue
+                inner = _WRITERS[kind](self, node, key)
+                if inner is not None:
+                    todo.append(inner)
+                    break
+            else:
+                todo.pop()
         following = len(memo)
         memo.clear()  # frees memory: it may be as large as the pickle
         for part in _encode_padding(nbytes - self._out.tell() - 1, following, self._protocol):
             self._add(part)
         self._add(b".")
         return self._out.getvalue()
-
-    def _then(self, *steps: Inert) -> None:
-        self._todo.extend(reversed(steps))
-
-    def _batches(self, rest: tuple[Iterator[Iterable[Inert]], _Step]) -> None:
-        """Write the items of a container in batches, each between a mark and the opcode that adds them."""
-        batches, closing = rest
-        if (items := next(batches, None)) is not None:
-            self._then(_MARK, *items, closing, _Step(_Writer._batches, rest))
 
     def _remember(self, key: object) -> None:
         if key != _ALONE:
@@ -189,20 +171,22 @@ class _Writer:
                 raise _NeedsProtocol4 from None
         self._remember((value.module, value.name))
 
-    def _tuple(self, value: tuple[Inert, ...], key: int) -> None:
+    def _persistent_id(self, value: PersistentId, _key: int) -> Iterator[Inert]:
+        yield value.pid
+        self._add(b"Q")
+
+    def _tuple(self, value: tuple[Inert, ...], key: int) -> Iterator[Inert]:
         if not value:
             self._add(b")")
             return
-        count = len(value)
-        closing = (key, _TUPLES[count], b"0" * count) if count <= 3 else (key, b"t", b"1")
-        if count > 3:
+        is_long = len(value) > 3
+        if is_long:
             self._add(b"(")
-        self._todo.append(_Step(_Writer._close, closing))
-        self._todo.extend(reversed(value))
+        yield from value
+        self._close(key, b"t" if is_long else _TUPLES[len(value)], b"1" if is_long else b"0" * len(value))
 
-    def _close(self, closing: tuple[int, bytes, bytes]) -> None:
+    def _close(self, key: int, make: bytes, drop: bytes) -> None:
         """Make the container of the items on the stack; or drop them, if an item refers back to it and wrote it."""
-        key, make, drop = closing
         known = self._memo.get(key)
         if known is not None:
             self._add(drop)
@@ -211,44 +195,49 @@ class _Writer:
         self._add(make)
         self._remember(key)
 
-    def _list(self, value: list[Inert], key: int) -> None:
+    def _list(self, value: list[Inert], key: int) -> Iterator[Inert]:
         self._add(b"]")
         self._remember(key)
-        self._append(value)
+        yield from self._append(value)
 
-    def _append(self, items: list[Inert]) -> None:
-        self._batches((_in_batches(items), _APPENDS))
+    def _append(self, items: list[Inert]) -> Iterator[Inert]:
+        for batch in _in_batches(items):
+            self._add(b"(")
+            yield from batch
+            self._add(b"e")
 
-    def _dict(self, value: Dict | DictInBatches, key: int) -> None:
+    def _dict(self, value: Dict | DictInBatches, key: int) -> Iterator[Inert]:
         self._add(b"}")
         self._remember(key)
-        self._set_items(value.batches() if isinstance(value, DictInBatches) else _in_batches(value.pairs))
+        yield from self._set_items(value.batches() if isinstance(value, DictInBatches) else _in_batches(value.pairs))
 
-    def _set_items(self, batches: Iterator[Pairs]) -> None:
-        self._batches((map(chain.from_iterable, batches), _SETITEMS))
+    def _set_items(self, batches: Iterator[Pairs]) -> Iterator[Inert]:
+        for batch in batches:
+            self._add(b"(")
+            yield from chain.from_iterable(batch)
+            self._add(b"u")
 
-    def _set(self, value: Set, key: int) -> None:
+    def _set(self, value: Set, key: int) -> Iterator[Inert]:
         if self._protocol < 4:
             raise _NeedsProtocol4
-        if value.frozen:
-            self._then(_MARK, *value.items, _Step(_Writer._close, (key, b"\x91", b"1")))
-        else:
+        if not value.frozen:
             self._add(b"\x8f")
             self._remember(key)
-            self._then(_MARK, *value.items, _ADDITEMS)
-
-    def _call(self, value: Call, key: int) -> None:
-        made = _Step(_Writer._made, (key, value))
-        if value.how == "newobj_ex":
-            if self._protocol < 4:
-                raise _NeedsProtocol4
-            self._then(value.func, value.args, value.kwargs, _NEWOBJ_EX, made)
+        self._add(b"(")
+        yield from value.items
+        if value.frozen:
+            self._close(key, b"\x91", b"1")
         else:
-            self._then(value.func, value.args, _REDUCE if value.how == "reduce" else _NEWOBJ, made)
+            self._add(b"\x90")
 
-    def _made(self, made: tuple[int, Call]) -> None:
-        """Remember the object on top of the stack, then write its state and items, which may refer to it."""
-        key, value = made
+    def _call(self, value: Call, key: int) -> Iterator[Inert]:
+        if value.how == "newobj_ex" and self._protocol < 4:
+            raise _NeedsProtocol4
+        yield value.func
+        yield value.args
+        if value.how == "newobj_ex":
+            yield value.kwargs
+        self._add(_CALLS[value.how])
         known = self._memo.get(key)
         if known is not None and _copies_its_items(value):
             raise MigrationRefused(
@@ -260,13 +249,14 @@ class _Writer:
             self._add(b"0")
             self._get(known)
             return
-        self._remember(key)
-        if value.state is not None:
-            self._then(value.state, _BUILD)
-        if value.pairs:
-            self._set_items(_in_batches(value.pairs))
+        self._remember(key)  # before its items and state, which may refer to it
         if value.items:
-            self._append(value.items)
+            yield from self._append(value.items)
+        if value.pairs:
+            yield from self._set_items(_in_batches(value.pairs))
+        if value.state is not None:
+            yield value.state
+            self._add(b"b")
 
     def _plain_tensor(self, value: PlainTensor, key: int) -> None:
         """Write the calls that make a tensor; words, names and sizes are remembered by value."""
@@ -308,13 +298,10 @@ def _in_batches(items: Sequence[Inert]) -> Iterator[Sequence[Inert]]:
 
 _SUBSTITUTED = frozenset({Call, Dict, PersistentId})
 """Types of nodes that may be substituted."""
+_CALLS: Final = {"reduce": b"R", "newobj": b"\x81", "newobj_ex": b"\x92"}
+"""The opcode of each kind of call."""
 
-_MARK, _APPENDS, _SETITEMS, _ADDITEMS, _PERSID, _REDUCE, _NEWOBJ, _NEWOBJ_EX, _BUILD = (
-    _Step(lambda writer, opcode: writer._add(opcode), opcode)
-    for opcode in (b"(", b"e", b"u", b"\x90", b"Q", b"R", b"\x81", b"\x92", b"b")
-)
-
-_WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
+_WRITERS: dict[type, Callable[[_Writer, Inert, int], Iterator[Inert] | None]] = {
     str: _Writer._str,
     bytes: _Writer._bytes,
     bytearray: _Writer._bytearray,
@@ -326,8 +313,9 @@ _WRITERS: dict[type, Callable[[_Writer, Inert, int], None]] = {
     Global: _Writer._global,
     Call: _Writer._call,
     PlainTensor: _Writer._plain_tensor,
-    PersistentId: lambda writer, value, _key: writer._then(value.pid, _PERSID),
+    PersistentId: _Writer._persistent_id,
 }
+"""The method that writes a node of each type; it returns an iterator over the nodes inside, if it may have some."""
 
 
 def _encode_int(value: int) -> bytes:
