@@ -86,7 +86,7 @@ def _is_shallow(call: Call, values: Values) -> bool:
     """Test the nesting of a container that Python frees recursively: few may contain other containers."""
     given = call.args[0] if call.args and type(call.args[0]) is list else ()
     held = chain(given, call.items or (), (value for _, value in call.pairs or ()))
-    return CONTAINERS.isdisjoint(map(type, held)) or values.takes_nested()
+    return CONTAINERS.isdisjoint(map(type, held)) or values.nested.takes()
 
 
 def _is_quantised(call: Call, values: Values) -> bool:

@@ -23,8 +23,6 @@ LONGEST_NUMBER: Final = 1000
 LARGEST_ELEMENT: Final = 1 << 16
 """Bytes of an element of an array."""
 _LONGEST_TEXT: Final = 2 * LONGEST_NUMBER + 32
-_MOST_KEYS: Final = 1 << 14
-"""Numbers as keys. A file can choose their hashes to be equal, and then each takes longer than the one before."""
 _COST_OF_KEY: Final = 16
 """A key with parts, or with more bits than a hash, counts as this many numbers: comparing it takes longer."""
 _DEEPEST_KEY: Final = 4
@@ -32,10 +30,7 @@ _LONGEST_KEY: Final = 64
 _KEY_BITS: Final = 61
 _USUAL_KEYS: Final = range(1 << 18)
 """Numbers that do not count: indices of parameters and words, too few to have many equal hashes."""
-_MOST_NESTED: Final = 1000
-"""Containers that hold others and are freed recursively, which takes from the stack of the process."""
 _MAX_RANK: Final = 64
-_MOST_TIMES: Final = 64
 _FLAGS: Final = ("conj", "neg")
 _LAYOUTS: Final = frozenset(
     f"torch.{name}" for name in words("strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc")
@@ -46,6 +41,18 @@ _LAYOUTS: Final = frozenset(
 def _element(cls: str) -> str:
     """Return the type of the elements of a storage, by the full name of its class."""
     return cls.rpartition(".")[2].removesuffix("Storage").replace("Untyped", "Byte")
+
+
+class Budget:
+    """How much of something is left for one pickle."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def takes(self, count: int = 1) -> bool:
+        """Take some, and return whether there was enough."""
+        self._left -= count
+        return self._left >= 0
 
 
 class Values:
@@ -66,15 +73,17 @@ class Values:
         """Storages whose type has scales: a tensor on them without scales would crash the process at its first use."""
         self.has_old_strings = False
         """Whether there are strings of Python 2, whose type depends on the reader."""
-        self._left = 16 * nbytes + 65_536
+        self.copies = Budget(16 * nbytes + 65_536)
         """Bytes that calls may still copy; one value may be an argument of many calls."""
-        self._makeable = _MOST_TIMES * nbytes + (1 << 20)
-        """Bytes of memory that results of calls may still take."""
+        self.memory = Budget(64 * nbytes + (1 << 20))
+        """Bytes of memory that results of calls may still take: a call takes few bytes of the pickle."""
+        self.keys = Budget(1 << 14)
+        """Numbers as keys. A file can choose them to have one hash, and then each takes longer than the one before."""
+        self.nested = Budget(1000)
+        """Containers that hold others and are freed recursively, which takes from the stack of the process."""
         self._stored: dict[str | int, tuple[Inert, ...]] = {}
         self._alike: dict[tuple[Inert, ...], tuple[Inert, ...]] = {}
         self._offsets: dict[str, Inert] = {}
-        self._keys = _MOST_KEYS
-        self._nested = _MOST_NESTED
 
     def has_storage(self, node: Inert, cls: str, numel: int) -> None:
         self.storages[id(node)] = numel
@@ -106,31 +115,11 @@ class Values:
         made = self.made.get(id(node), "")
         return made if made and self.state_at.get(id(node), 0) <= self.at else ""
 
-    def takes(self, nbytes: int) -> bool:
-        """Return whether ``nbytes`` more may be copied, and count them."""
-        self._left -= nbytes
-        return self._left >= 0
-
-    def makes(self, nbytes: int) -> bool:
-        """Return whether results may take ``nbytes`` more, and count them: a call takes few bytes of the pickle."""
-        self._makeable -= nbytes
-        return self._makeable >= 0
-
     def takes_index(self, index: Call) -> bool:
         """Return whether an index may be a key; it is counted if others with its hash have another offset."""
         offset = lookup(state_pairs(index.state), "offset")
         numbers = offset.args[0] if type(offset) is Call else ()
-        return self._offsets.setdefault(str(hash(numbers)), numbers) == numbers or self.takes_key()
-
-    def takes_key(self, cost: int = _COST_OF_KEY) -> bool:
-        """Return whether there may be one more key whose hash can be chosen: many equal ones take quadratic time."""
-        self._keys -= cost
-        return self._keys >= 0
-
-    def takes_nested(self) -> bool:
-        """Return whether there may be one more container that holds others and is freed recursively."""
-        self._nested -= 1
-        return self._nested >= 0
+        return self._offsets.setdefault(str(hash(numbers)), numbers) == numbers or self.keys.takes(_COST_OF_KEY)
 
 
 Form: TypeAlias = Callable[[Inert, Values], bool]
@@ -152,7 +141,7 @@ def _named(*names: str) -> Form:
 def _matching(pattern: str) -> Form:
     # The pattern is compiled on use: few files need it.
     def form(node: Inert, values: Values) -> bool:
-        is_short = type(node) is str and len(node) <= _LONGEST_TEXT and values.takes(8 * len(node))
+        is_short = type(node) is str and len(node) <= _LONGEST_TEXT and values.copies.takes(8 * len(node))
         return is_short and re.fullmatch(pattern, node) is not None
 
     return form
@@ -163,21 +152,21 @@ def _list(node: Inert, values: Values) -> bool:
 
 
 def _row(node: Inert, values: Values) -> bool:
-    return type(node) in (list, tuple) and values.takes(8 * len(node))
+    return type(node) in (list, tuple) and values.copies.takes(8 * len(node))
 
 
 def _keys(node: Inert, values: Values) -> bool:
-    return _list(node, values) and values.makes(64 * len(node)) and all(is_key(one, values) for one in node)
+    return _list(node, values) and values.memory.takes(64 * len(node)) and all(is_key(one, values) for one in node)
 
 
 def _pairs(node: Inert, values: Values) -> bool:
-    if not _list(node, values) or not values.makes(128 * len(node)):
+    if not _list(node, values) or not values.memory.takes(128 * len(node)):
         return False
     return all(type(one) in (list, tuple) and len(one) == 2 and is_key(one[0], values) for one in node)
 
 
 def _counts(node: Inert, values: Values) -> bool:
-    return type(node) is Dict and values.makes(64 * len(node.pairs))
+    return type(node) is Dict and values.memory.takes(64 * len(node.pairs))
 
 
 def _tuple_of_ints(node: Inert, _: Values) -> bool:
@@ -190,8 +179,8 @@ def _ints(node: Inert, values: Values) -> bool:
 
 def _bytes(node: Inert, values: Values) -> bool:
     if type(node) in (bytes, bytearray):
-        return values.takes(len(node))
-    return type(node) is Call and values.kind(node) == "bytes" and values.takes(bytes_of(node))
+        return values.copies.takes(len(node))
+    return type(node) is Call and values.kind(node) == "bytes" and values.copies.takes(bytes_of(node))
 
 
 def _some_bytes(count: int) -> Form:
@@ -218,7 +207,7 @@ def _array(node: Inert, values: Values) -> bool:
     if type(node) is not Call or values.kind(node) != "array":
         return False
     data = node.args[0] if len(node.args) > 3 else node.state[4] if node.state is not None else b""
-    return values.takes(16 * bytes_of(data))
+    return values.copies.takes(16 * bytes_of(data))
 
 
 def _hooks(node: Inert, values: Values) -> bool:
@@ -238,7 +227,7 @@ def _attributes(node: Inert, values: Values) -> bool:
     """Test for attributes of a tensor that are set by name: simple values, and no names for which torch has setters."""
     if type(node) is not Dict:
         return node is None
-    return values.takes(16 * len(node.pairs)) and all(
+    return values.copies.takes(16 * len(node.pairs)) and all(
         type(key) is str
         and key not in _SETTERS
         and (key == "_is_buffer" or not key.startswith("_"))
@@ -307,7 +296,7 @@ def extent(size: tuple[int, ...], stride: tuple[int, ...]) -> int | None:
 def _solid(node: Inert, values: Values) -> bool:
     """Test for a dense tensor that another is made from, and count the copy of its elements."""
     count = elements_of(node, values)
-    return count is not None and values.takes(16 * count)
+    return count is not None and values.copies.takes(16 * count)
 
 
 def _sparse_parts(node: Inert, values: Values) -> bool:
@@ -390,7 +379,7 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
         or alignment not in (1, 2, 4, 8, 16)
     ):
         return False
-    if not values.takes(64 * len(names)) or [key for key, _ in fields.pairs] != list(names):
+    if not values.copies.takes(64 * len(names)) or [key for key, _ in fields.pairs] != list(names):
         return False
     if not all(type(one) is str for one in names):
         return False
@@ -403,7 +392,7 @@ def is_state_of_dtype(call: Call, values: Values) -> bool:
             return False
         inner = field[0].state
         if type(inner) is tuple:
-            if inner[3] is not None and not values.takes_nested():
+            if inner[3] is not None and not values.nested.takes():
                 return False  # numpy recurses into fields of fields
             inherited |= inner[7] & _INHERITED
     return flags & ~_ALIGNED == inherited and len(set(names)) == len(names)
@@ -454,10 +443,10 @@ def is_key(node: Inert, values: Values, depth: int = 0) -> bool:
     if kind is str or kind is bool or node is None or kind is bytes or kind is Global:
         return True
     if kind is float or (kind is int and node.bit_length() <= _KEY_BITS):
-        return (kind is int and node in _USUAL_KEYS) or values.takes_key(1)
+        return (kind is int and node in _USUAL_KEYS) or values.keys.takes()
     if kind is Call and values.made.get(id(node)) == "index":
         return values.takes_index(node)
-    if not values.takes_key():
+    if not values.keys.takes(_COST_OF_KEY):
         return False
     if kind is tuple or (kind is Set and node.frozen):
         held = node if kind is tuple else node.items
@@ -514,10 +503,12 @@ FORMS: Final[dict[str, Form]] = {
     "4 bytes": _some_bytes(4),
     "6 bytes": _some_bytes(6),
     "10 bytes": _some_bytes(10),
-    "text": lambda node, values: type(node) is str and values.takes(len(node)),
+    "text": lambda node, values: type(node) is str and values.copies.takes(len(node)),
     "decimal": _matching(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:E[+-]?[0-9]{1,18})?|s?NaN|Infinity)"),
     "ratio": _matching(r"-?[0-9]+(?:/[0-9]+)?"),
-    "part of a path": lambda node, values: type(node) is str and "\0" not in node and values.takes(16 * len(node)),
+    "part of a path": lambda node, values: (
+        type(node) is str and "\0" not in node and values.copies.takes(16 * len(node))
+    ),
     "factory": _named(*_FACTORIES),
     "the class object": _named("builtins.object"),
     "the class Namespace": _named("argparse.Namespace"),

@@ -168,7 +168,7 @@ class Judge:
             yield offset, _of_call(call, is_wary=is_wary())
             if (named := alarms.asked(call)) is not None:
                 yield offset, _of_name(named)
-        if not values.makes(nbytes):
+        if not values.memory.takes(nbytes):
             yield pickle.start, _other("calls", "which make far more than the pickle has bytes")
         while built is not None:
             yield from self._state(built, state_at, rows, values, is_wary)

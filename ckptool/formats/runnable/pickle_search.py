@@ -27,7 +27,7 @@ from ckptool.archives.compressed import (
     may_be_lzma,
     unpack,
 )
-from ckptool.archives.zips import END, END_MAGIC, LOCAL_MAGIC, SEVERAL
+from ckptool.archives.zips import END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.checkpoints.parsed import Part, Stream
 from ckptool.errors import Failure, FileUnavailable, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
 from ckptool.formats import holders, other_programs
@@ -62,23 +62,19 @@ _MOST_UNSEEN: Final = 100
 _MOST_NAMES: Final = 100_000
 _LONGEST: Final = 4096
 """Most characters of a name that are shown: it may be as long as the file."""
-_LONGEST_END: Final = END.size + 0xFFFF
-"""Bytes of the record that ends a zip, with its comment."""
 _FURTHER: Final = 2 << 12
-"""Bytes before it that miniz, which reads zips for PyTorch, may search as well, as it reads whole blocks."""
+"""Bytes before the end of a zip that miniz, which reads zips for PyTorch, may search as well, as it reads blocks."""
 _OF_PROGRAMS: Final = (
     *(".py\n", "bytecode.pkl\n", "constants.pkl\n", ".json\n", ".data/extern_modules\n", "archive_format\n"),
     *(f"{other_programs.NEMO}\n", "/models/", "/aotinductor/"),
 )
 """Ends of the names of programs, and folders of others, in a list of names by lines."""
 _FLATBUFFER: Final = b"PTMF"
-_PROTO: Final = 0x80
 _OF_LEGACY: Final = 5
-_LONGEST_MAGIC: Final = 48
-_TEXT_OPCODES: Final = frozenset(
-    b"(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
+_FIRST_OPCODES: Final = frozenset(
+    b"\x80(]}clidoISVLFNUTXKMJGgpPCB\x82\x83\x84\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96)0123aest\x88\x89"
 )
-"""Opcodes that a pickle without PROTO may begin with."""
+"""Opcodes that a pickle may begin with, with PROTO or without."""
 _IS_NAME: Final = re.compile(r"[A-Za-z_][\w.]*").fullmatch
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _UNPACKABLE: Final = "packed with Zstandard or LZ4"
@@ -344,7 +340,7 @@ class Search:
 
     def ending(self, source: Source, where: Place = _FILE) -> None:
         """Search the zip at the end of a file that begins as something else: readers of zips look there."""
-        begin = max(0, source.nbytes - _LONGEST_END)
+        begin = max(0, source.nbytes - zips.END_SEARCH)
         further = max(0, begin - _FURTHER)
         if source.read(0, min(len(LOCAL_MAGIC), source.nbytes)) == LOCAL_MAGIC:
             return
@@ -424,7 +420,7 @@ class Search:
     def beginning(self, source: Source, where: Place = _FILE) -> None:
         """Search for pickles at the begin of a file of another format: loaders of pickles do not check the format."""
         head, at = source.read(0, min(4, source.nbytes)), 0
-        while 0 <= at < source.nbytes and (head[0] == _PROTO or head[0] in _TEXT_OPCODES) and head != LOCAL_MAGIC:
+        while 0 <= at < source.nbytes and head[0] in _FIRST_OPCODES and head != LOCAL_MAGIC:
             found = read_as_far(source, at)
             self._only_sure(found, where)
             at = found.end if found.broken is None and self._affords(_COST_OF_PICKLE, where) else -1
@@ -445,7 +441,7 @@ class Search:
 
     def _unread_pickles(self, source: Source, head: bytes, where: Place, at: int = 0) -> None:
         """Search the pickles at the begin of a source, if there are any."""
-        if not head or not (head[0] == _PROTO or head[0] in _TEXT_OPCODES):
+        if not head or head[0] not in _FIRST_OPCODES:
             return
         # Plain pickles have a stream of a storage for each tensor.
         if where.nested_at is None or not is_legacy(head) or self._judge.storage_of(source) is None:
@@ -469,7 +465,7 @@ class Search:
         begin, legacy_at, left = at, at, 0
         is_marked = where.nested_at is None and source.read(at, 1) == b"\x80"
         while at < source.nbytes:
-            if not left and is_legacy(source.read(at, min(_LONGEST_MAGIC, source.nbytes - at))):
+            if not left and is_legacy(source.read(at, min(_HEAD, source.nbytes - at))):
                 legacy_at, left = at, _OF_LEGACY
             end = self._unread(source, at, where)
             if end < 0:
