@@ -345,7 +345,7 @@ def _refused(checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[str] | 
 
     taken = Filter(tuple(options.get("include", ())), tuple(options.get("exclude", ())))
     is_plain = options["form"] == "safetensors"
-    try:
+    try:  # what a migration of the weights would refuse
         refuse_slice(checkpoint)
         chosen = choose(checkpoint, options.get("key"), "auto")
         refuse_incomplete(checkpoint, chosen, taken)

@@ -74,7 +74,7 @@ def verify(checkpoint: Checkpoint, limits: Limits, meter: Meter, watch: Take | N
         CkptoolError: The file cannot be read any more, or changed meanwhile.
     """
     for one in (checkpoint.source, *(shard.source for shard in checkpoint.shards)):
-        one.prefetch([(0, one.nbytes)])
+        one.prefetch([(0, one.nbytes)])  # of a file far away, several parts are on their way while one is compared
     inside = _parts(checkpoint, limits, meter)
     files = {part.file for part in checkpoint.parts}
     for source in (checkpoint.source, *(shard.source for shard in checkpoint.shards if shard.name not in files)):
@@ -302,72 +302,37 @@ def _legacy(source: Source, limits: Limits) -> Iterator[Finding]:
 
 def _zip(source: Source, limits: Limits) -> Iterator[Finding]:
     """Read the local headers of a torch zip from its beginning; its pickle gives the sizes of its records."""
-    walk = _LocalHeaders(source)
+    ahead, position, searches = ReadAhead(source), 0, 0
     tree: Pickle | None = None
     announced: dict[str, StorageId] = {}
     places: dict[str, int] = {}
-    for _, (name, payload) in zip(range(limits.entries), walk, strict=False):
+    for _ in range(limits.entries):
+        header = ahead.read(position, LOCAL.size) if position + LOCAL.size <= source.nbytes else b""
+        if not header.startswith(LOCAL_MAGIC):
+            break
+        *_, stored, _, name_n, extra_n = LOCAL.unpack(header)
+        payload = position + LOCAL.size + name_n + extra_n
+        if payload > source.nbytes:
+            break
+        name = str(ahead.read(position + LOCAL.size, name_n), "utf-8", "replace")
+        folder, _, key = name.rpartition("/")
+        end = payload + stored  # 0 bytes are stored if its writer did not know yet how many there would be
         if tree is None and name.endswith("data.pkl"):
             tree = read_pickle(source, payload)
-            announced = _announced(tree)
-            walk.go_on(tree.end)
-            continue
-        folder, _, key = name.rpartition("/")
-        if key in announced and folder.rpartition("/")[2] == "data":
-            places[key] = payload
-            walk.go_on(payload + announced[key].nbytes)
+            announced, end = _announced(tree), tree.end
+        elif key in announced and folder.rpartition("/")[2] == "data":
+            places[key], end = payload, payload + announced[key].nbytes
+        near = source.read(end, min(4 + 24, source.nbytes - end)) if end < source.nbytes else b""
+        starts = (at for at in (0, 16, 24) if near.startswith(LOCAL_MAGIC, at))
+        behind = next((at for at in starts if not at or near.startswith(DESCRIPTOR_MAGIC)), None)
+        if behind is None and near and searches < _MOST_SEARCHES:  # torch's files have five records of unknown size
+            searches += 1
+            behind = source.read(end, min(_SEARCHED, source.nbytes - end)).find(LOCAL_MAGIC)
+        if behind is None or behind < 0:
+            break
+        position = end + behind
     if tree is not None:
         yield _located(source, tree, announced, places, limits)
-
-
-class _LocalHeaders:
-    """
-    The local headers of a zip, one after the other, as ``(name, offset of the payload)``.
-
-    A header lacks the size if its writer did not know it yet: then ``go_on`` says where the payload ends, or the next
-    header is searched for nearby.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._ahead = ReadAhead(source)
-        self._next = 0
-        self._searches = 0
-
-    def go_on(self, end: int) -> None:
-        """Look for the next header at ``end``, where the payload ends."""
-        self._next = end
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        position = 0
-        while position + LOCAL.size <= self._source.nbytes:
-            header = self._ahead.read(position, LOCAL.size)
-            if not header.startswith(LOCAL_MAGIC):
-                return
-            _, _, _, _, _, _, _, stored, _, name_n, extra_n = LOCAL.unpack(header)
-            payload = position + LOCAL.size + name_n + extra_n
-            if payload > self._source.nbytes:
-                return
-            self._next = payload + stored
-            yield str(self._ahead.read(position + LOCAL.size, name_n), "utf-8", "replace"), payload
-            found = self._find(self._next)
-            if found is None:
-                return
-            position = found
-
-    def _find(self, start: int) -> int | None:
-        """Return the offset of the next header, which may follow a data descriptor; None if none is found."""
-        if start >= self._source.nbytes:
-            return None
-        near = self._source.read(start, min(4 + 24, self._source.nbytes - start))
-        for behind in (0, 16, 24):
-            if near.startswith(LOCAL_MAGIC, behind) and (not behind or near.startswith(DESCRIPTOR_MAGIC)):
-                return start + behind
-        self._searches += 1
-        if self._searches > _MOST_SEARCHES:  # torch's files have five records of unknown size
-            return None
-        at = self._source.read(start, min(_SEARCHED, self._source.nbytes - start)).find(LOCAL_MAGIC)
-        return None if at < 0 else start + at
 
 
 def _announced(tree: Pickle) -> dict[str, StorageId]:

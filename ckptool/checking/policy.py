@@ -143,13 +143,10 @@ def _judged(
         place = _plain(path or report.path) if policy.ignore else ""
         return next((rule.reason for rule in policy.ignore if rule.takes(code, place)), allowed.get(code))
 
-    let: list[tuple[Finding, str]] = []
-    left: list[Finding] = []
-    for one in report.findings:
-        if answers(one.code, only):
-            reason = None if one.severity == "info" else why(one.code, one.path)
-            left += [one] if reason is None else []
-            let += [] if reason is None else [(one, reason)]
+    asked = [one for one in report.findings if answers(one.code, only)]
+    reasons = [None if one.severity == "info" else why(one.code, one.path) for one in asked]
+    left = [one for one, reason in zip(asked, reasons, strict=True) if reason is None]
+    let = [(one, reason) for one, reason in zip(asked, reasons, strict=True) if reason is not None]
     # Names of records come from the file itself, so rules are not about them, but only about its path.
     grade = reached(act for act in report.acts if not any(map(why, _codes_of(act))))
     unseen = [one for one in report.findings if one.code in _UNSEEN]
@@ -310,15 +307,14 @@ def read_baseline(path: str) -> dict[str, frozenset[str]]:
         with about(path):
             value: Any = parse(line, "the baseline", "baseline")
         for one in value if isinstance(value, list) else [value]:
-            if not (isinstance(one, dict) and "sha256" in one and "findings" in one):
-                fact, hint = "no baseline: objects have no sha256", "docs/ci.md says how to write one."
-                raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
-            listed = one["findings"]  # those of a scan are counts by code
+            is_one = isinstance(one, dict) and "sha256" in one and "findings" in one
+            listed = one["findings"] if is_one else None  # those of a scan are counts by code
             findings = listed if isinstance(listed, list | dict) else [None]
             found = [each.get("code") if isinstance(each, dict) else each for each in findings]
             codes = {each for each in found if isinstance(each, str)}
             if not all(isinstance(each, str) for each in found):
-                fact, hint = "no baseline: findings have no code", "docs/ci.md says how to write one."
+                fact = f"no baseline: {'findings have no code' if is_one else 'objects have no sha256'}"
+                hint = "docs/ci.md says how to write one."
                 raise MalformedFile(fact, kind="malformed-baseline", path=path, hint=hint)
             codes |= {UNREADABLE} if one.get("error") else set()
             known[str(one["sha256"])] = known.get(str(one["sha256"]), frozenset()) | codes

@@ -9,6 +9,7 @@ no heuristics: a finding is what the file proves.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
@@ -98,7 +99,7 @@ def embedded_files(checkpoint: Checkpoint) -> Iterator[Finding]:
 
     for path, one in list(find_embedded(checkpoint.extras).items())[:_MOST_EMBEDDED]:
         member = f"{checkpoint.member}::{path}" if checkpoint.member else path
-        fact = f"{path!r} is {one.what}, {counted(one.nbytes, 'byte')}, which was not opened"
+        fact = f"{path!r} is {one.what}, {counted(len(one.data), 'byte')}, which was not opened"
         yield note("CK131", fact, *run(checkpoint, "inspect", member=member))
 
 
@@ -287,24 +288,19 @@ def kinds_of_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
         fact = f"tensors were saved on {len(devices)} devices: {some(devices)}"
         yield note("CK501", fact, *migration(checkpoint, to="cpu"))
     infos = {name: tensor.info for name, tensor in checkpoint.tensors.items()}
-    layouts: dict[str, int] = {}
-    here: dict[str, int] = {}
-    """By name: how many elements the file has of a distributed tensor of which it lacks parts."""
-    for name, info in infos.items():
-        if (info.layout != "strided" or info.subclass) and not info.is_array:
-            what = info.subclass or info.layout
-            layouts[what] = layouts.get(what, 0) + 1
-            own = sum(part.numel for _, part in info.parts)
-            if info.parts and what.endswith(".DTensor") and own < info.numel:
-                here[name] = own
+    others = ((name, info) for name, info in infos.items() if not info.is_array)
+    odd = {name: info.subclass or info.layout for name, info in others if info.layout != "strided" or info.subclass}
+    parts = {name: infos[name].parts for name, what in odd.items() if what.endswith(".DTensor")}
+    held = {name: sum(part.numel for _, part in own) for name, own in parts.items() if own}
+    here = {name: numel for name, numel in held.items() if numel < infos[name].numel}  # others are whole
     if here:
         fact = "distributed tensors of which the file holds the part of one rank"
         numel = f"{sum(here.values()):,} of {sum(infos[name].numel for name in here):,} elements"
         hint = "Gather them before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
         hint += " of torch.distributed.checkpoint.state_dict."
         yield note("CK407", f"{fact}, {numel}: {some([*here])}", hint)
-    if layouts:
-        listed = ", ".join(f"{count:,} {what}" for what, count in layouts.items())
+    if odd:
+        listed = ", ".join(f"{count:,} {what}" for what, count in Counter(odd.values()).items())
         yield note("CK502", f"tensors that are not plain strided memory: {listed}")
     arrays = sum(info.subclass == ARRAY for info in infos.values())
     among = sum(tensor.info.is_array for tensor in (checkpoint.weights or {}).values()) if arrays else 0

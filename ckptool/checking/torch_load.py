@@ -110,7 +110,7 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
             return [Refusal("container", "a legacy stream with untyped storages is not read with weights_only=True")]
         return []
     archive = checkpoint.archives[-1]
-    folder, _, rest = next(iter(archive)).partition("/")
+    folder, _, rest = next(iter(archive)).partition("/")  # torch takes the folder of the first record for that of all
     if not rest or f"{folder}/data.pkl" not in archive:
         return [Refusal("container", "its records are not in one folder")]
     outside = next((name for name in archive if not name.startswith(f"{folder}/")), None)

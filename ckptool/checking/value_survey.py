@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ckptool.arguments import checked
 from ckptool.cancellation import check_cancelled
@@ -51,6 +51,16 @@ _PIECE_NBYTES: Final = 1 << 20
 _ROWWISE: Final = ("sparse_csr", "sparse_bsr")
 SPARSE: Final = ("sparse_coo", *_ROWWISE, "sparse_csc", "sparse_bsc")
 _COUNTED_AT_ONCE: Final = 1 << 20
+DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
+_NEVER_FILLED: Final = "Copy the file again: it may have got its size, and never its bytes."
+_COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
+_HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"
+_ODD: Final[tuple[tuple[str, str, str, str | None, Severity], ...]] = (
+    ("nan", "CK110", "values that are no numbers (NaN)", DIVERGED, "warning"),
+    ("infinite", "CK111", "infinite values", DIVERGED, "warning"),
+    ("harmless", "CK111", _HARMLESS, None, "info"),
+    ("damaged", "CK119", "values unlike all others of their tensors, as after damage", _COMPARE, "info"),
+)
 
 
 def survey(
@@ -68,12 +78,8 @@ def survey(
     """
     trained = _trained(checkpoint, ("model", "ema", "optimizer"))
     weights = _trained(checkpoint, ("model", "ema"))
-    nan: list[str] = []
-    infinite: list[str] = []
-    harmless: list[str] = []
-    zero: list[str] = []
-    damaged: list[str] = []
-    left_out: dict[str, list[str]] = {_NO_NUMBERS: [], _UNREADABLE: []}
+    odd: dict[str, list[str]] = {}
+    """Names of tensors, by the kind in ``_ODD``, or by why their values were not looked at."""
     files: dict[str, list[bool]] = {}
     """By shard: for each of its weights, whether it is all zero."""
     seen: set[tuple[object, ...]] = set()
@@ -91,43 +97,34 @@ def survey(
         meter.read(info.nbytes)
         facts = known(tensor) or (_facts(tensor, limits) if left >= 0 else _NO_NUMBERS)
         if isinstance(facts, str):
-            left_out.setdefault(facts, []).append(tensor.name)
+            odd.setdefault(facts, []).append(tensor.name)
             continue
         if (facts.nan or facts.infinite) and (tensor.name not in trained or is_meant(tensor.name, facts, info.numel)):
-            harmless.append(tensor.name)  # the best score of no epoch yet, say
-        elif facts.nan:
-            nan.append(f"{tensor.name} ({facts.nan:,} of {info.numel:,})")
-        elif facts.infinite:
-            infinite.append(f"{tensor.name} ({facts.infinite:,} of {info.numel:,})")
+            odd.setdefault("harmless", []).append(tensor.name)  # the best score of no epoch yet, say
+        elif facts.nan or facts.infinite:
+            many = f"{tensor.name} ({facts.nan or facts.infinite:,} of {info.numel:,})"
+            odd.setdefault("nan" if facts.nan else "infinite", []).append(many)
         if facts.all_zero:
-            zero.append(tensor.name)
+            odd.setdefault("zero", []).append(tensor.name)
         if tensor.name in weights:
             files.setdefault(checkpoint.shard_of.get(tensor.name, ""), []).append(facts.all_zero)
         if facts.far and tensor.name in weights:
-            damaged.append(f"{tensor.name} ({facts.far:,} a million deviations away)")
+            odd.setdefault("damaged", []).append(f"{tensor.name} ({facts.far:,} a million deviations away)")
         if facts.zeros is not None and _is_block(tensor.info, *facts.zeros):
             start, nbytes = facts.zeros
-            damaged.append(f"{tensor.name} ({nbytes:,} bytes of zeros, from byte {start:,} on)")
-    blank = [name for name, are_zero in files.items() if 1 < len(are_zero) <= sum(are_zero) / _NEARLY_ALL]
-    zeros: Odd = "CK112", zero, f"{counted(len(zero), 'tensor')} all zero", None, "info"
-    if blank:
+            lost = f"{tensor.name} ({nbytes:,} bytes of zeros, from byte {start:,} on)"
+            odd.setdefault("damaged", []).append(lost)
+    for kind, code, fact, hint, severity in _ODD:
+        if kind in odd:
+            yield note(code, f"{fact}: {some(odd.pop(kind))}", hint, severity=severity)
+    if zero := odd.pop("zero", None):
+        blank = [name for name, are_zero in files.items() if 1 < len(are_zero) <= sum(are_zero) / _NEARLY_ALL]
         where = f" in {some(blank)}" if any(blank) else ""
-        zeros = "CK112", zero, f"nearly all weights{where} are zero", _NEVER_FILLED, "warning"
-    odd: tuple[Odd, ...] = (
-        ("CK110", nan, "values that are no numbers (NaN)", DIVERGED, "warning"),
-        ("CK111", infinite, "infinite values", DIVERGED, "warning"),
-        ("CK111", harmless, _HARMLESS, None, "info"),
-        ("CK119", damaged, "values unlike all others of their tensors, as after damage", _COMPARE, "info"),
-        zeros,
-        *(("CK113", names, f"values not looked at, for {why}", None, "info") for why, names in left_out.items()),
-    )
-    for code, names, fact, hint, severity in odd:
-        if names:
-            yield note(code, f"{fact}: {some(names)}", hint, severity=severity)
-
-
-Odd: TypeAlias = tuple[str, list[str], str, str | None, Severity]
-"""A code, the tensors that it is about, the fact, the hint, and the severity."""
+        fact = f"nearly all weights{where} are zero" if blank else f"{counted(len(zero), 'tensor')} all zero"
+        hint, severity = (_NEVER_FILLED, "warning") if blank else (None, "info")
+        yield note("CK112", f"{fact}: {some(zero)}", hint, severity=severity)
+    for why, names in sorted(odd.items()):
+        yield note("CK113", f"values not looked at, for {why}: {some(names)}")
 
 
 def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:
@@ -186,10 +183,6 @@ def _trained(checkpoint: Checkpoint, roles: Collection[str]) -> set[str]:
 
 
 _BLOCK: Final = 4096
-DIVERGED: Final = "Take an earlier checkpoint: training has diverged, or a cast was too narrow."
-_NEVER_FILLED: Final = "Copy the file again: it may have got its size, and never its bytes."
-_COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
-_HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"
 
 
 def examine(checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import replace
 from functools import cached_property, wraps
 from itertools import islice
 from typing import Any, Final, NoReturn, TypeVar
@@ -133,7 +134,8 @@ class Checkpoint(Parsed, Closing):
         self.path = path
         self.source = source
         self.fixed_form = parsed.form
-        contents, self.contents = parsed.contents, parsed.contents.remarks()
+        contents = parsed.contents
+        self.contents = replace(contents, tensors={}, groups=[], attributes={}, extras=[])  # it has these itself
         self.inside: Mapping[str, Checkpoint] = {
             name: Checkpoint("", one.source, one) for name, one in parsed.inside.items()
         }
@@ -241,6 +243,7 @@ class Checkpoint(Parsed, Closing):
         """The state dict with the model's weights, or None if there is none, or several could be."""
         if self.unmerged is not None:
             return None
+        # Of copies, the one under the best known key counts, which may be a later one; only then the first of each set.
         chosen = _most_likely(self.state_dicts)
         chosen = chosen or _most_likely([one for one in self.state_dicts if one.key not in self.copies])
         if chosen is None or chosen.key.rpartition(".")[2] in WEIGHT_KEYS or not self.unexplained_beside(chosen):

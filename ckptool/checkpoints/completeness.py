@@ -26,16 +26,6 @@ _PARAM_SHAPES: Final = "param_shapes"
 """DeepSpeed's key for the shapes that parameters had before ZeRO partitioned them."""
 
 
-class Gap(NamedTuple):
-    """An entry, or the entries of a module, that the model's state dict would have and that cannot be read."""
-
-    name: str
-    """The path of a module, or the name of an entry, inside the state dict."""
-    why: str
-    entry: str
-    """The name of the entry, or one that the module could add: a filter that excludes it excludes the gap."""
-
-
 class Stubs(NamedTuple):
     """Tensors without elements, whose values are in other files; or factors of an adapter without their other half."""
 
@@ -107,11 +97,11 @@ def refuse_incomplete(checkpoint: Checkpoint, state_dict: StateDict, taken: Filt
     if absent:
         fact = f"{counted(len(absent), 'name')} of the model without a value in any file: {some(absent)}"
         raise _incomplete(absent, fact, "Get the files that are missing.")
-    gaps = [gap for gap in _gaps(checkpoint, state_dict) if wanted.takes(gap.entry, state_dict.key)]
+    gaps = [(name, why) for name, why, entry in _gaps(checkpoint, state_dict) if wanted.takes(entry, state_dict.key)]
     if gaps:
-        listed = some([f"{gap.name or 'the model itself'} ({gap.why})" for gap in gaps])
+        listed = some([f"{name or 'the model itself'} ({why})" for name, why in gaps])
         raise _incomplete(
-            [gap.name for gap in gaps],
+            [name for name, _ in gaps],
             f"its state_dict() would hold more than can be named: {listed}",
             "Load it once where those classes are installed, and save model.state_dict().",
         )
@@ -233,11 +223,15 @@ def holes_in(tensors: Mapping[str, LazyTensor]) -> Iterator[str]:
                 yield from (f"{path}.{number}" for number in range(before + 1, after))
 
 
-def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
+def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[tuple[str, str, str]]:
+    """
+    Yield what the model's state dict would have and cannot be read: the path of a module or the name of an entry, why,
+    and the name of the entry, or of one that the module could add: a filter that excludes it excludes the gap.
+    """
     walk, head = walk_of(checkpoint, state_dict), state_dict.head
     for part in state_dict.parts:
         inner = part.head[len(head) :]
-        yield from (Gap(inner + gap.name, gap.why, inner + gap.entry) for gap in _gaps(checkpoint, part))
+        yield from ((inner + name, why, inner + entry) for name, why, entry in _gaps(checkpoint, part))
     if walk is None:
         return
     outside = [name[len(head) :] for name in checkpoint.attributes if name.startswith(head)]
@@ -251,8 +245,8 @@ def _gaps(checkpoint: Checkpoint, state_dict: StateDict) -> Iterator[Gap]:
     yield from (_in_module(path, hooked[path]) for path in dict.fromkeys(owners) if path in hooked)
     for name, cls in checkpoint.contents.unreadable:
         if name.startswith(head) and any(entry.name == name[len(head) :] for entry in walk.entries):
-            yield Gap(name[len(head) :], cls, name[len(head) :])
+            yield name[len(head) :], cls, name[len(head) :]
 
 
-def _in_module(path: str, why: str) -> Gap:
-    return Gap(path, why, f"{path}.weight" if path else "weight")
+def _in_module(path: str, why: str) -> tuple[str, str, str]:
+    return path, why, f"{path}.weight" if path else "weight"

@@ -16,7 +16,7 @@ No key makes a file unreadable: equal names get a number, and keys that are not 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import Final, Literal, TypeAlias
@@ -80,10 +80,6 @@ class Contents:
     """New names of tensors whose own name was taken already, and that own name."""
     bound_method: bool = False
 
-    def remarks(self) -> Contents:
-        """Return a copy without the fields that a Checkpoint has as attributes of its own."""
-        return replace(self, tensors={}, groups=[], attributes={}, extras=[])
-
 
 _Place: TypeAlias = "tuple[Inert, str, Group | None]"
 """A node to visit, its dotted path, and the group that its direct tensors belong to."""
@@ -136,6 +132,7 @@ class _Collector:
                 self._add_model(node, path)
             elif id(node) not in inside:  # a container inside itself is not entered again
                 inside.add(id(node))
+                # Shared containers are entered once for each way to them, so it matters when this one is left.
                 todo.append((_LEAVE, str(id(node)), None))
                 todo.extend(reversed(self._open(node, path, group)))
 
@@ -285,6 +282,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
     parents: dict[int, int] = {id(root): 0}
     others: list[tuple[int, int]] = []  # further parents of shared nodes
     direct: list[int] = []
+    # Level by level, so that the depth is known: a file may nest deeper than functions of Python can recurse.
     level = [] if tensor(root) is not None else [root]
     containers, deepest, cancellation = nodes.CONTAINERS, limits.depth, limits.cancellation
     while level:
@@ -306,7 +304,7 @@ def _mark_holding(root: Inert, tensor: Callable[[Inert], TensorInfo | None], lim
                 if kind in _TENSORS and tensor(child) is not None:
                     direct.append(own)
                 elif is_shallow and nodes.is_small(child):
-                    pass
+                    pass  # no calls, so no tensors: visiting it again costs less than recording it
                 elif key in parents:
                     others.append((key, own))
                 else:

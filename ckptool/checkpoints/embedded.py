@@ -30,11 +30,6 @@ class Embedded(NamedTuple):
     """The kind of file that they begin like, for people to read."""
     data: bytes | bytearray
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return len(self.data)
-
 
 def find_embedded(extras: Iterable[tuple[str, Inert]]) -> dict[str, Embedded]:
     """Return the files inside subtrees without tensors, by dotted path, as long as paths are short."""

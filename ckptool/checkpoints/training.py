@@ -182,37 +182,32 @@ def states(checkpoint: Checkpoint) -> Iterator[tuple[str, Inert, Pairs, Training
     """Yield the path, the node, the pairs and the role of each optimizer, scheduler and scaler, outermost first."""
     weights = {id(one.node) for one in checkpoint.state_dicts if one.role in ("model", "ema") and one.node is not None}
     seen = {id(checkpoint.root), *weights}
-    level: list[tuple[str, Inert]] = [("", checkpoint.root)] if id(checkpoint.root) not in weights else []
+    todo = [("", checkpoint.root, 0)] if id(checkpoint.root) not in weights else []
     left = _MOST_ENTRIES
     tensor = checkpoint.rebuilder.tensor if checkpoint.rebuilder else lambda _: None
-    for depth in range(_DEEPEST + 1 if level else 0):
-        below: list[tuple[str, Inert]] = []
-        is_deepest = depth == _DEEPEST
-        for path, node in level:
-            is_list = isinstance(node, list | tuple)
-            pairs = list(enumerate(node[:_MOST_VISITED])) if is_list else nodes.mapping_pairs(node)
-            pairs = pairs or nodes.attribute_pairs(node)
-            left -= len(pairs)
-            role = _role(pairs)
-            if role is not None:
-                held = (nodes.lookup(pairs, key) for key in ("state", "param_groups"))
-                left -= sum(len(one) if isinstance(one, list) else len(nodes.mapping_pairs(one) or ()) for one in held)
-            if left < 0:
-                return
-            if role is not None:
-                yield path, node, pairs, role
-            for key, child in pairs if len(seen) < _MOST_VISITED and not is_deepest else ():
-                if type(child) not in nodes.CONTAINERS or not isinstance(key, str | int):
-                    continue
-                if type(child) in (list, tuple) and nodes.CONTAINERS.isdisjoint(map(type, child)):
-                    continue
-                inner = role is not None and key in ("state", "param_groups")
-                if inner or id(child) in seen:
-                    continue
-                seen.add(id(child))
-                if tensor(child) is None:
-                    below.append((f"{path}.{key}" if path else str(key), child))
-        level = below
+    for path, node, depth in todo:  # the list grows: what is outermost comes first
+        is_list = isinstance(node, list | tuple)
+        pairs = list(enumerate(node[:_MOST_VISITED])) if is_list else nodes.mapping_pairs(node)
+        pairs = pairs or nodes.attribute_pairs(node)
+        left -= len(pairs)
+        role = _role(pairs)
+        if role is not None:
+            held = (nodes.lookup(pairs, key) for key in ("state", "param_groups"))
+            left -= sum(len(one) if isinstance(one, list) else len(nodes.mapping_pairs(one) or ()) for one in held)
+        if left < 0:
+            return
+        if role is not None:
+            yield path, node, pairs, role
+        for key, child in pairs if len(seen) < _MOST_VISITED and depth < _DEEPEST else ():
+            if type(child) not in nodes.CONTAINERS or not isinstance(key, str | int) or id(child) in seen:
+                continue
+            if type(child) in (list, tuple) and nodes.CONTAINERS.isdisjoint(map(type, child)):
+                continue
+            if role is not None and key in ("state", "param_groups"):
+                continue
+            seen.add(id(child))
+            if tensor(child) is None:
+                todo.append((f"{path}.{key}" if path else str(key), child, depth + 1))
 
 
 def _role(pairs: Pairs) -> TrainingRole | None:

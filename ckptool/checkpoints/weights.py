@@ -409,7 +409,7 @@ def prepare(
         tensors = {name: tensors[name] for name in recorded.order if name in tensors}
     modules = {path: (facts, None) for path, facts in recorded.modules.items()} or _modules(checkpoint, state_dict)
     entries = [name for name, _ in pairs] if others else list(tensors)
-    gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)
+    gone = tuple(f"{path}." for path in _inside(checkpoint, state_dict, drop)) or ("\0",)  # no name begins so
     kept = entries
     if drop or not changes.filter.takes_all:
         key = state_dict.key

@@ -41,35 +41,30 @@ class Pattern:
             raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
         if ".." in f".{text}.":
             raise ValueError(f"{text!r} is no pattern: there is nothing before or behind a dot")
-        parts, variables, end = list[str](), dict[str, str](), 0
-        between = list[str]()
-        for found in _VARIABLE.finditer(text):
-            between.append(text[end : found.start()])
-            parts.append(re.escape(_plain(text, between[-1])))
-            name = found.group(1)
-            what = found.group(2) or known.get(name, "")
-            end = found.end()
-            if name in variables:
-                parts.append(f"(?P={name})")
-                continue
-            variables[name] = what
-            if name == PREFIX and not found.start() and text[end : end + 1] == ".":
-                parts.append(rf"(?:(?P<{name}>{_of(name, what)})\.)?")
-                end += 1
-            else:
-                parts.append(f"(?P<{name}>{_of(name, what)})")
-        parts.append(re.escape(_plain(text, text[end:])))
+        between, names, kinds = (_VARIABLE.split(text)[at::3] for at in range(3))
+        if any("{" in part or "}" in part for part in between):
+            raise ValueError(f"{text!r} is no pattern: variables are written {{i}}, {{x:weight|bias}} or {{e*}}")
+        variables = dict.fromkeys(names, "")
+        variables |= {name: what or known.get(name, "") for name, what in reversed([*zip(names, kinds, strict=True)])}
         many = [name for name, what in variables.items() if what == "*"]
         if len(many) > 1:
             raise ValueError(f"{text!r} is no pattern: {len(many)} variables take lists")
+        may_lack = names[:1] == [PREFIX] and not between[0] and between[1].startswith(".")
+        if may_lack:
+            between[1] = between[1][1:]  # a name without the prefix has no dot there
+        expression, seen = re.escape(between[0]), set[str]()
+        for name, after in zip(names, between[1:], strict=True):
+            part = f"(?P={name})" if name in seen else f"(?P<{name}>{_of(name, variables[name])})"
+            expression += (rf"(?:{part}\.)?" if may_lack and not seen else part) + re.escape(after)
+            seen.add(name)
         self.text = text
         self.many = many[0] if many else None
         """The variable for the numbers of a list, or None."""
         self.variables = frozenset(variables)
-        self._begin, self._end = text.partition("{")[0], text[end:]
-        self._between = Counter(between[1:])
+        self._begin, self._end = between[0], between[-1]
+        self._between = Counter(between[1:-1])
         """Texts between variables, with the count of each."""
-        self._expression = "".join(parts)
+        self._expression = expression
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -110,12 +105,6 @@ def said_in(texts: Iterable[str]) -> dict[str, str]:
     """Return the kinds of variables that some patterns define: ``+``, or the allowed texts."""
     found = [(name, what) for text in texts for name, what in _VARIABLE.findall(text)]
     return {name: what for name, what in found if what not in ("", "*")}
-
-
-def _plain(text: str, part: str) -> str:
-    if "{" in part or "}" in part:
-        raise ValueError(f"{text!r} is no pattern: variables are written {{i}}, {{x:weight|bias}} or {{e*}}")
-    return part
 
 
 def _of(name: str, what: str) -> str:

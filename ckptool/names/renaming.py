@@ -179,20 +179,17 @@ def rename(names: Sequence[str], rules: Sequence[Rule]) -> list[str | None]:
             renamed[index] = new
     if renamed == list(names):
         return renamed
-    for old, new in zip(names, renamed, strict=True):
-        if new and ".." in f".{new}." and ".." not in f".{old}.":
-            hint = "A pattern takes a module with its dot: '^module\\.='."
-            raise MigrationRefused(
-                f"{old!r} would be called {new!r}, with nothing before or behind a dot", kind="empty-name", hint=hint
-            )
-    if len(set(filter(None, renamed))) == len(renamed):
-        return renamed
     seen: dict[str, str] = {}
     for old, new in zip(names, renamed, strict=True):
         if new is None:
             continue
         if not new and old:
             raise MigrationRefused(f"{old!r} would have no name left", kind="empty-name")
+        if ".." in f".{new}." and ".." not in f".{old}.":
+            fact = f"{old!r} would be called {new!r}, with nothing before or behind a dot"
+            raise MigrationRefused(
+                fact, kind="empty-name", hint="A pattern takes a module with its dot: '^module\\.='."
+            )
         twin = seen.setdefault(new, old)
         if twin is not old:
             raise MigrationRefused(f"{twin!r} and {old!r} would both be called {new!r}", kind="name-collision")

@@ -5,6 +5,8 @@ Names of classes are only text here, and no class is imported.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import NamedTuple
 
 from ckptool.messages import show
@@ -124,19 +126,12 @@ def heads_of(classes: Mapping[str, str]) -> int:
     path, count = "", 0
     while True:
         own = classes.get(path, "").rpartition(".")[2]
-        inner = {f"{path}.{one.component}" if path else one.component: one for one in WRAPPERS}
-        found = next(
-            (
-                (below, one.at_head)
-                for below, one in inner.items()
-                if below in classes and (not one.at_head or any(mark in own for mark in one.marks))
-            ),
-            None,
-        )
+        fitting = [one for one in WRAPPERS if not one.at_head or any(mark in own for mark in one.marks)]
+        inner = {f"{path}.{one.component}".lstrip("."): one for one in fitting}
+        found = next(filter(classes.__contains__, inner), None)
         if found is None:
             return count
-        path, is_head = found
-        count += is_head
+        path, count = found, count + inner[found].at_head
 
 
 def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
@@ -147,16 +142,11 @@ def prefixes_of(names: Collection[str]) -> tuple[str, ...]:
     if not names:
         return ()
     names = set(names).difference(beside) if (beside := beside_wrapped(names)) else names
-    found: list[str] = []
     # A prefix of the first and the last name in alphabetical order is a prefix of all.
     first, last = min(names).split("."), max(names).split(".")
-    for component, other in zip(first[:-1], last[:-1], strict=False):
-        if component != other:
-            break
-        found.append(component)
-        if component not in ADDED_BY:
-            break
-    return tuple(f"{component}." for component in found)
+    common = [one for one, _ in takewhile(lambda pair: eq(*pair), zip(first[:-1], last[:-1], strict=False))]
+    added = sum(1 for _ in takewhile(ADDED_BY.__contains__, common))
+    return tuple(f"{component}." for component in common[: added + 1])
 
 
 def prefix_facts(*sides: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -34,7 +34,7 @@ from ckptool.formats import open_checkpoint
 from ckptool.formats.json_beside import base_model, quantization_of
 from ckptool.limits import Limits
 from ckptool.messages import FORMS, counted, counts, show_nbytes, some
-from ckptool.names.matching import Rename, Renames, is_benign, renamed
+from ckptool.names.matching import Rename, is_benign, renamed
 from ckptool.names.wrappers import ADDED_BY
 from ckptool.pickles.nodes import lookup, mapping_pairs
 from ckptool.sources.paths import command_line, shown_path
@@ -150,25 +150,22 @@ def _keys(checkpoint: Checkpoint, text: str) -> Cause | None:
         changes = names_meet([*expected, *known], found, guesses=not all(map(_OF_TASK.match, expected)))
         if changes and not unexpected and not all(map(ne, found, renamed(list(found), changes) or found)):
             continue  # a message that lists no unexpected names knows those of the file: the model wants them, too
-        if changes is not None:
-            return _where(checkpoint, expected, changes, found, form)
+        if changes is None:
+            continue
+        all_of = f"all {len(expected):,} names are {f'under {found.key!r}' if found.key else 'at its top'}"
+        key = "" if found is checkpoint.weights or form == "dcp" else found.key
+        if changes:
+            pairs = zip(found, renamed(list(found), changes) or (), strict=True)
+            old, new = next(pair for pair in pairs if pair[0] != pair[1])
+            if form == "dcp":  # all entries are written, and only some have the prefix
+                changes = tuple(one.as_rename for one in changes)
+            fact = f"{all_of}, under other names: {old!r} is {new!r}"
+            return Cause(fact, rename_hint(changes), _migrate(checkpoint, form=form, key=key, renames=changes))
+        if not found.key and found.class_name is None:
+            return Cause(f"{all_of}, as they are: the message is about another file")
+        hint = f"Call model.load_state_dict({_entry(found)}), or write the weights alone."
+        return Cause(all_of, hint, _migrate(checkpoint, form="state_dict", key=key))
     return None
-
-
-def _where(checkpoint: Checkpoint, expected: list[str], changes: Renames, found: StateDict, form: str) -> Cause:
-    all_of = f"all {len(expected):,} names are {f'under {found.key!r}' if found.key else 'at its top'}"
-    key = "" if found is checkpoint.weights or form == "dcp" else found.key
-    if changes:
-        pairs = zip(found, renamed(list(found), changes) or (), strict=True)
-        old, new = next(pair for pair in pairs if pair[0] != pair[1])
-        if form == "dcp":  # all entries are written, and only some have the prefix
-            changes = tuple(one.as_rename for one in changes)
-        fact = f"{all_of}, under other names: {old!r} is {new!r}"
-        return Cause(fact, rename_hint(changes), _migrate(checkpoint, form=form, key=key, renames=changes))
-    if not found.key and found.class_name is None:
-        return Cause(f"{all_of}, as they are: the message is about another file")
-    hint = f"Call model.load_state_dict({_entry(found)}), or write the weights alone."
-    return Cause(all_of, hint, _migrate(checkpoint, form="state_dict", key=key))
 
 
 def _only_unexpected(checkpoint: Checkpoint, unexpected: list[str]) -> Cause | None:
