@@ -323,88 +323,91 @@ class _Merged(ComputedWeight):
         return merging.bytes_of(weight)
 
 
-class LoraMerge:
-    """Applies adapters to weights, one after another, each with its factor."""
+def with_adapters(
+    adapters: Sequence[tuple[Adapter, float]],
+    checkpoint: Checkpoint,
+    weights: Weights,
+    *,
+    allow_unmatched: bool,
+    notes: list[str],
+    assumed: list[str],
+) -> tuple[Weights, Sequence[ComputedWeight]]:
+    """
+    Return the weights with the changes of adapters, each with its factor, and those that are computed. Tied names stay
+    tied. What is to be said about them is added to ``notes``, and what no file confirms, to ``assumed``, too.
 
-    def __init__(self, adapters: Sequence[tuple[Adapter, float]], *, allow_unmatched: bool) -> None:
-        self._adapters = adapters
-        self._allow_unmatched = allow_unmatched
-        self.notes: list[str] = []
-        self.assumed: list[str] = []
+    Raises:
+        MigrationRefused: A part of an adapter fits no weight, or several.
+    """
+    names = {name: name for name in weights.tensors}
+    names |= {old: name for name, old in weights.old_names.items() if name in weights.tensors}
+    tied = _tied_by_settings(checkpoint, weights)
+    changes: dict[object, list[_Change]] = {}
+    for adapter, weight in adapters:
+        fits = _fits(adapter, checkpoint, names, notes, allow_unmatched=allow_unmatched)
+        for name, many in Counter(fits.values()).items():
+            if many > 1:
+                raise refused(adapter.checkpoint, f"{many} of its parts are of {name!r}")
+        here: dict[str, _Change] = {}
+        for key, name in fits.items():
+            here[key] = change = _change(adapter, key, weight, name, weights.tensors[name])
+            memory = memory_of(weights.tensors[name].info)
+            together = changes.setdefault(tied.get(memory, memory), [])
+            together.append(change)
+            if len(together) > 1 and any(one.is_alone for one in together):
+                raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
+        _refuse_mixed(adapter, here, {key: weights.tensors[name].shape for key, name in fits.items()})
+        path = as_path(adapter.checkpoint.path)
+        facts = [f"{path}: {one.what}" for one in adapter.checkpoint.remarks if one.code in _LACKS]
+        facts += [f"nothing says the alpha of {path}: it is taken to be the rank"] * adapter.has_no_alpha
+        notes += facts
+        assumed += facts
+    made: dict[object, _Merged] = {}
+    tensors = dict(weights.tensors)
+    for name, tensor in weights.tensors.items():
+        memory = memory_of(tensor.info)
+        memory = tied.get(memory, memory)
+        if memory is None or memory not in changes:
+            continue
+        if memory in made:
+            notes.append(f"{name!r} is tied to what is merged, and changes with it")
+        else:
+            made[memory] = _Merged(name, tensor, changes[memory])
+        tensors[name] = LazyTensor(name, made[memory].tensor(tensor.info, tensor.info.dtype))
+    return weights._replace(tensors=tensors), list(made.values())
 
-    def __call__(self, checkpoint: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[ComputedWeight]]:
-        """
-        Return the weights with the changes of adapters, and those that are computed. Tied names stay tied.
 
-        Raises:
-            MigrationRefused: A part of an adapter fits no weight, or several.
-        """
-        names = {name: name for name in weights.tensors}
-        names |= {old: name for name, old in weights.old_names.items() if name in weights.tensors}
-        tied = _tied_by_settings(checkpoint, weights)
-        changes: dict[object, list[_Change]] = {}
-        for adapter, weight in self._adapters:
-            fits = self._fits(adapter, checkpoint, names)
-            for name, many in Counter(fits.values()).items():
-                if many > 1:
-                    raise refused(adapter.checkpoint, f"{many} of its parts are of {name!r}")
-            here: dict[str, _Change] = {}
-            for key, name in fits.items():
-                here[key] = change = _change(adapter, key, weight, name, weights.tensors[name])
-                memory = memory_of(weights.tensors[name].info)
-                together = changes.setdefault(tied.get(memory, memory), [])
-                together.append(change)
-                if len(together) > 1 and any(one.is_alone for one in together):
-                    raise refused(adapter.checkpoint, f"{name!r} is changed in another way, too")
-            _refuse_mixed(adapter, here, {key: weights.tensors[name].shape for key, name in fits.items()})
-            path = as_path(adapter.checkpoint.path)
-            facts = [f"{path}: {one.what}" for one in adapter.checkpoint.remarks if one.code in _LACKS]
-            facts += [f"nothing says the alpha of {path}: it is taken to be the rank"] * adapter.has_no_alpha
-            self.notes += facts
-            self.assumed += facts
-        made: dict[object, _Merged] = {}
-        tensors = dict(weights.tensors)
-        for name, tensor in weights.tensors.items():
-            memory = memory_of(tensor.info)
-            memory = tied.get(memory, memory)
-            if memory is None or memory not in changes:
-                continue
-            if memory in made:
-                self.notes.append(f"{name!r} is tied to what is merged, and changes with it")
-            else:
-                made[memory] = _Merged(name, tensor, changes[memory])
-            tensors[name] = LazyTensor(name, made[memory].tensor(tensor.info, tensor.info.dtype))
-        return weights._replace(tensors=tensors), list(made.values())
-
-    def _fits(self, adapter: Adapter, base: Checkpoint, names: Mapping[str, str]) -> dict[str, str]:
-        """Return the tensor of the base for each pair, and for each replacing tensor, of an adapter."""
-        groups: dict[str, list[str]] = {}
-        for key in (*adapter.pairs, *adapter.saved):
-            groups.setdefault(head_of(key), []).append(key)
-        modules = {name.removesuffix(_WEIGHT): new for name, new in names.items() if name.endswith(_WEIGHT)}
-        found: dict[str, str] = {}
-        for head, keys in groups.items():
-            found |= _placed(adapter, head, keys, modules, names)
-        left = [key for keys in groups.values() for key in keys if key not in found]
-        if left and not (self._allow_unmatched and found):
-            fact = f"{len(left):,} of its {len(adapter.pairs) + len(adapter.saved):,} parts fit no weight: {some(left)}"
-            plain = left[0].removeprefix(head_of(left[0]))
-            hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
-            embedding = next(filter(EMBEDDINGS.search, names), None)
-            if (
-                embedding
-                and any(OUTPUT_LAYERS.search(f"{key}{_WEIGHT}") for key in left)
-                and ties_embedding(base) is not False
-            ):
-                hint = f"The output layer of this model is tied to {embedding!r}, and has no tensor: untie and save it."
-            hint += " To merge what fits: `allow_unmatched=True`." if found else ""
-            quantised = quantization_of(base)
-            hint += f" {_PLAIN_FIRST}" if quantised is not None and quantised.bound else ""
-            raise refused(adapter.checkpoint, fact, hint)
-        if left:
-            path = as_path(adapter.checkpoint.path)
-            self.notes.append(f"{len(left):,} parts of {path} fit no weight, and are left out: {some(left)}")
-        return found
+def _fits(
+    adapter: Adapter, base: Checkpoint, names: Mapping[str, str], notes: list[str], *, allow_unmatched: bool
+) -> dict[str, str]:
+    """Return the tensor of the base for each pair, and for each replacing tensor, of an adapter."""
+    groups: dict[str, list[str]] = {}
+    for key in (*adapter.pairs, *adapter.saved):
+        groups.setdefault(head_of(key), []).append(key)
+    modules = {name.removesuffix(_WEIGHT): new for name, new in names.items() if name.endswith(_WEIGHT)}
+    found: dict[str, str] = {}
+    for head, keys in groups.items():
+        found |= _placed(adapter, head, keys, modules, names)
+    left = [key for keys in groups.values() for key in keys if key not in found]
+    if left and not (allow_unmatched and found):
+        fact = f"{len(left):,} of its {len(adapter.pairs) + len(adapter.saved):,} parts fit no weight: {some(left)}"
+        plain = left[0].removeprefix(head_of(left[0]))
+        hint = f"The nearest of the base: {some(by_likeness(plain, sorted(modules)))}."
+        embedding = next(filter(EMBEDDINGS.search, names), None)
+        if (
+            embedding
+            and any(OUTPUT_LAYERS.search(f"{key}{_WEIGHT}") for key in left)
+            and ties_embedding(base) is not False
+        ):
+            hint = f"The output layer of this model is tied to {embedding!r}, and has no tensor: untie and save it."
+        hint += " To merge what fits: `allow_unmatched=True`." if found else ""
+        quantised = quantization_of(base)
+        hint += f" {_PLAIN_FIRST}" if quantised is not None and quantised.bound else ""
+        raise refused(adapter.checkpoint, fact, hint)
+    if left:
+        path = as_path(adapter.checkpoint.path)
+        notes.append(f"{len(left):,} parts of {path} fit no weight, and are left out: {some(left)}")
+    return found
 
 
 def _tied_by_settings(checkpoint: Checkpoint, weights: Weights) -> dict[Memory | None, Memory | None]:

@@ -22,16 +22,17 @@ from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.json_beside import quantization_of
 from ckptool.limits import DEFAULT_LIMITS, Limits
-from ckptool.merging.lora import END, LoraMerge, read_adapter, refused
+from ckptool.merging.lora import END, read_adapter, refused, with_adapters
 from ckptool.messages import as_path, counted, some
 from ckptool.migration.casting import TARGETS, memory_of
 from ckptool.migration.changes import ChangeOptions, Changes, changes_of
+from ckptool.migration.make_plan import Merge
 from ckptool.migration.migrate import WriteOptions, migrate_by
 from ckptool.migration.report import MigrationReport
 from ckptool.names.renaming import Filter
 from ckptool.sources.paths import is_remote
 from ckptool.sources.source import Progress
-from ckptool.tensors.payloads import ComputedWeight
+from ckptool.tensors.payloads import ComputedWeight, have_same_bytes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.torch_ops import check_installed
 
@@ -82,7 +83,8 @@ def merge(
         raise ValueError("give lora, or average: one of them")
     check_installed()
     with ExitStack() as opened:
-        merging: LoraMerge | AverageMerge
+        merging: Merge
+        notes, assumed, odd = list[str](), list[str](), dict[str, int]()
         if lora is not None:
             if shares is not None or ema is not None:
                 raise ValueError("shares are for average: adapters have their numbers")
@@ -91,21 +93,22 @@ def merge(
                 checkpoint = opened.enter_context(open_checkpoint(path, limits=limits))
                 with about(checkpoint.path):
                     found.append((read_adapter(checkpoint), weight))
-            merging = LoraMerge(found, allow_unmatched=asked.allow_unmatched)
+            allows = asked.allow_unmatched
+            merging = partial(with_adapters, found, allow_unmatched=allows, notes=notes, assumed=assumed)
         else:
             if scale != 1.0:
                 raise ValueError("scale is for lora: averages have shares")
             others = _paths(average or ())
             if len(_real([base, *others])) <= len(others):
                 raise ValueError("one file is given twice: give it a larger share")
-            merging = AverageMerge(
-                [opened.enter_context(open_checkpoint(one, limits=limits)) for one in others],
-                _checked(shares, ema, len(others) + 1),
-                asked,
-            )
+            open_others = [opened.enter_context(open_checkpoint(one, limits=limits)) for one in others]
+            each_share = _checked(shares, ema, len(others) + 1)
+            merging = partial(_averaged, open_others, each_share, asked.in_full(), notes=notes, odd=odd)
         how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
         report = migrate_by(None, os.fspath(base), os.fspath(dst), asked, how, merge=merging)
-    return report._replace(notes=(*report.notes, *merging.notes), assumed=tuple(merging.assumed))
+    counts = ((name, counted(many, "value")) for name, many in odd.items() if many)
+    notes += [f"{name!r} has {many} that are NaN or infinite, as in the first" for name, many in counts]
+    return report._replace(notes=(*report.notes, *notes), assumed=tuple(assumed))
 
 
 def _paths(given: Path | Sequence[Path]) -> list[str]:
@@ -159,21 +162,29 @@ class _Average(ComputedWeight):
     """The bytes of a mean, in the type of the first tensor."""
 
     def __init__(
-        self, name: str, tensors: Sequence[LazyTensor], shares: Sequence[float], said: str, paths: Sequence[str]
+        self,
+        name: str,
+        tensors: Sequence[LazyTensor],
+        shares: Sequence[float],
+        said: str,
+        paths: Sequence[str],
+        odd: dict[str, int],
     ) -> None:
         super().__init__(name, tensors[0].nbytes, said, tensors[1:])
         self._tensors = tensors
         self._shares = shares
         self._paths = paths
-        self.odd = 0
-        """How many values in the mean are NaN or infinite because they are so in the first, when it was made last."""
+        self._odd = odd
+        odd[name] = 0
 
     def made(self) -> Iterator[bytes]:
         from ckptool.torch_ops import merging, values
 
         types = [one.dtype for one in self._tensors]
-        self.odd = 0
-        for pieces in _side_by_side(self._tensors):
+        self._odd[self.name] = 0
+        # The same elements of each, a few megabytes at a time.
+        sides = (one.chunks(_PIECE_NUMEL * one.info.dtype.itemsize) for one in self._tensors)
+        for pieces in zip_longest(*sides, fillvalue=b""):
             mean = merging.average(pieces, types, self._shares)
             facts = values.survey([mean], types[0])
             if odd := facts.nan + facts.infinite:
@@ -188,87 +199,76 @@ class _Average(ComputedWeight):
                     hint = "Leave it out, or this tensor of all with `exclude=`."
                     hint = f"Another file has values that are too large for {types[0]}." if path is None else hint
                     raise MigrationRefused(f"it cannot be averaged: {fact}", kind="not-averaged", path=path, hint=hint)
-                self.odd += odd
+                self._odd[self.name] += odd
             yield mean
 
 
-class AverageMerge:
-    """Makes means of weights and those of other checkpoints, each with its share."""
+def _averaged(
+    others: Sequence[Checkpoint],
+    shares: Sequence[float],
+    changes: Changes,
+    first: Checkpoint,
+    weights: Weights,
+    *,
+    notes: list[str],
+    odd: dict[str, int],
+) -> tuple[Weights, Sequence[ComputedWeight]]:
+    """
+    Return weights with their means with those of other checkpoints, and the weights that are computed. What is to be
+    said about them is added to ``notes``; ``odd`` gets how many values of each mean are NaN or infinite because they
+    are so in the first, once it was made.
 
-    assumed = ()
-
-    def __init__(self, others: Sequence[Checkpoint], shares: Sequence[float], changes: Changes) -> None:
-        self._others = others
-        self._shares = [one / sum(shares) for one in shares]
-        self._changes = changes.in_full()
-        self._made: list[_Average] = []
-        self._notes: list[str] = []
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes on what was made."""
-        odd = ((one.name, counted(one.odd, "value")) for one in self._made if one.odd)
-        return [*self._notes, *(f"{name!r} has {many} that are NaN or infinite, as in the first" for name, many in odd)]
-
-    def __call__(self, first: Checkpoint, weights: Weights) -> tuple[Weights, Sequence[ComputedWeight]]:
-        """
-        Return weights with the means, and the weights that are computed.
-
-        Raises:
-            MigrationRefused: Names, shapes, or values that are not floats differ, or something is quantised.
-        """
-        every = [{old: weights.tensors[name] for name, old in weights.old_names.items() if name in weights.tensors}]
-        for other in (first, *self._others):
-            quantised = quantization_of(other)
-            if quantised is not None and quantised.bound:
-                raise _refused(other, "it is quantised", "Make it plain first: `ckptool.migrate(…, dequantize=True)`.")
-        wanted = NameChanges(filter=Filter(tuple(self._changes.include), tuple(self._changes.exclude)))
-        for other in self._others:
-            chosen = choose(other, self._changes.key, self._changes.weights)
-            tensors = prepare(other, chosen, wanted).tensors
-            lacking = [name for name in every[0] if name not in tensors]
-            more = [name for name in tensors if name not in every[0] and name not in weights.dropped]
-            if lacking or more:
-                facts = [f"it does not have {some(lacking)}"] * bool(lacking) + [f"it has {some(more)}"] * bool(more)
-                hint = "Leave them out of all with `exclude=`, or change names first."
-                raise _refused(other, f"{', and '.join(facts)}, unlike {as_path(first.path)}", hint)
-            every.append(tensors)
-        paths = [one.path for one in (first, *self._others)]
-        said = " + ".join(f"{share:.4g} of {as_path(path)}" for share, path in zip(self._shares, paths, strict=True))
-        made: dict[object, _Average] = {}
-        changed = dict(weights.tensors)
-        for new, old in weights.old_names.items():
-            if new not in weights.tensors:
-                continue
-            same = [one[old] for one in every]
-            self._refuse_unlike(old, same)
-            if same[0].dtype in TARGETS:
-                memories = tuple(memory_of(one.info) for one in same)  # names that are tied everywhere stay so
-                source = made.setdefault(memories, _Average(new, same, self._shares, said, paths))
-                changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
-        if any(map(END.search, every[0])):
-            self._notes.append("these are halves of products (LoRA): their mean is not that of what adapters add")
-        if any(old.endswith(_COUNTS) for old in every[0]):
-            self._notes.append(f"{_COUNTS!r} is that of {as_path(first.path)}")
-        self._made = list(made.values())
-        return weights._replace(tensors=changed), self._made
-
-    def _refuse_unlike(self, name: str, same: Sequence[LazyTensor]) -> None:
-        """Refuse tensors that cannot be averaged: of different shapes, or not of floats, and not equal."""
-        first = same[0]
-        for other, one in zip(self._others, same[1:], strict=True):
-            if one.shape != first.shape:
-                raise _refused(other, f"{name!r} is {list(one.shape)}, and {list(first.shape)} in the first")
-            if any(tensor.info.layout != "strided" or tensor.info.storage is None for tensor in (first, one)):
-                raise _refused(other, f"{name!r} is not of plain values")
-            if first.dtype in TARGETS and one.dtype in TARGETS:
-                continue
-            is_equal = first.dtype == one.dtype and all(a == b for a, b in _side_by_side([first, one]))
-            if not is_equal and not name.endswith(_COUNTS):
-                fact = f"{name!r} is {one.dtype}, of which no mean is made, and not equal to that in the first"
-                raise _refused(other, fact, "Leave it out with `exclude=`.")
+    Raises:
+        MigrationRefused: Names, shapes, or values that are not floats differ, or something is quantised.
+    """
+    shares = [one / sum(shares) for one in shares]
+    every = [{old: weights.tensors[name] for name, old in weights.old_names.items() if name in weights.tensors}]
+    for other in (first, *others):
+        quantised = quantization_of(other)
+        if quantised is not None and quantised.bound:
+            raise _refused(other, "it is quantised", "Make it plain first: `ckptool.migrate(…, dequantize=True)`.")
+    wanted = NameChanges(filter=Filter(tuple(changes.include), tuple(changes.exclude)))
+    for other in others:
+        chosen = choose(other, changes.key, changes.weights)
+        tensors = prepare(other, chosen, wanted).tensors
+        lacking = [name for name in every[0] if name not in tensors]
+        more = [name for name in tensors if name not in every[0] and name not in weights.dropped]
+        if lacking or more:
+            facts = [f"it does not have {some(lacking)}"] * bool(lacking) + [f"it has {some(more)}"] * bool(more)
+            hint = "Leave them out of all with `exclude=`, or change names first."
+            raise _refused(other, f"{', and '.join(facts)}, unlike {as_path(first.path)}", hint)
+        every.append(tensors)
+    paths = [one.path for one in (first, *others)]
+    said = " + ".join(f"{share:.4g} of {as_path(path)}" for share, path in zip(shares, paths, strict=True))
+    made: dict[object, _Average] = {}
+    changed = dict(weights.tensors)
+    for new, old in weights.old_names.items():
+        if new not in weights.tensors:
+            continue
+        same = [one[old] for one in every]
+        _refuse_unlike(others, old, same)
+        if same[0].dtype in TARGETS:
+            memories = tuple(memory_of(one.info) for one in same)  # names that are tied everywhere stay so
+            source = made.setdefault(memories, _Average(new, same, shares, said, paths, odd))
+            changed[new] = LazyTensor(new, source.tensor(same[0].info, same[0].info.dtype))
+    if any(map(END.search, every[0])):
+        notes.append("these are halves of products (LoRA): their mean is not that of what adapters add")
+    if any(old.endswith(_COUNTS) for old in every[0]):
+        notes.append(f"{_COUNTS!r} is that of {as_path(first.path)}")
+    return weights._replace(tensors=changed), list(made.values())
 
 
-def _side_by_side(tensors: Sequence[LazyTensor]) -> Iterator[tuple[bytes, ...]]:
-    """Yield the same elements of tensors of one shape, a few megabytes at a time."""
-    yield from zip_longest(*(one.chunks(_PIECE_NUMEL * one.info.dtype.itemsize) for one in tensors), fillvalue=b"")
+def _refuse_unlike(others: Sequence[Checkpoint], name: str, same: Sequence[LazyTensor]) -> None:
+    """Refuse tensors that cannot be averaged: of different shapes, or not of floats, and not equal."""
+    first = same[0]
+    for other, one in zip(others, same[1:], strict=True):
+        if one.shape != first.shape:
+            raise _refused(other, f"{name!r} is {list(one.shape)}, and {list(first.shape)} in the first")
+        if any(tensor.info.layout != "strided" or tensor.info.storage is None for tensor in (first, one)):
+            raise _refused(other, f"{name!r} is not of plain values")
+        if first.dtype in TARGETS and one.dtype in TARGETS:
+            continue
+        is_equal = first.dtype == one.dtype and have_same_bytes(first.info, one.info)
+        if not is_equal and not name.endswith(_COUNTS):
+            fact = f"{name!r} is {one.dtype}, of which no mean is made, and not equal to that in the first"
+            raise _refused(other, fact, "Leave it out with `exclude=`.")

@@ -240,4 +240,5 @@ def memory_of(info: TensorInfo) -> Memory | None:
     if storage is None:
         return None
     where = (id(storage.source), storage.offset, info.storage_offset)
-    return (*where, info.dtype.name, info.shape, info.stride, info.conj, info.neg)
+    # As text, whose hash is random: a file could choose numbers with equal hashes, on which a dict takes hours.
+    return (*where, info.dtype.name, str((info.shape, info.stride)), info.conj, info.neg)

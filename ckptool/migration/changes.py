@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -36,11 +36,6 @@ def retagged(info: TensorInfo, tags: DeviceTags | None) -> str:
 def label(tags: DeviceTags | None) -> str | None:
     """Return tags as part of a file's name."""
     return tags if tags is None or isinstance(tags, str) else "-".join(dict.fromkeys(tags.values())) or None
-
-
-def not_there(tags: DeviceTags | None, there: Collection[str]) -> tuple[str, ...]:
-    """Return the old tags that a mapping names and a file does not have."""
-    return () if tags is None or isinstance(tags, str) else tuple(tag for tag in tags if tag not in there)
 
 
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
@@ -179,7 +174,9 @@ class Changes(NamedTuple):
         given |= {name: (given[name],) if isinstance(given[name], str) else tuple(given[name]) for name in _LISTS}
         rules = [renaming.strip_prefix(prefix) for prefix in given["strip_prefix"]]
         rules += [renaming.add_prefix(prefix) for prefix in given["add_prefix"]]
-        rules += map(_rule, (self.rename,) if isinstance(self.rename, str) else self.rename)
+        for item in (self.rename,) if isinstance(self.rename, str) else self.rename:
+            pair = renaming.substitution(item) if isinstance(item, str) else item
+            rules.append(renaming.substitute(*pair) if isinstance(pair, tuple) else pair)
         dtype = None if self.dtype is None else spelled(self.dtype)
         if dtype == "":
             raise ValueError("dtype is an empty text: name a type, as float16")
@@ -194,12 +191,6 @@ class Changes(NamedTuple):
     def joins(self) -> bool:
         """Whether the source is the slices of several ranks."""
         return bool(self.join) and self.cut is None
-
-
-def _rule(item: NameRule) -> renaming.Rule:
-    if isinstance(item, str):
-        return renaming.substitution(item)
-    return item if callable(item) else renaming.substitute(*item)
 
 
 class ChangeOptions(TypedDict, total=False):

@@ -93,9 +93,9 @@ def plan_zip(archive: Archive, name: str, pickled: bytes) -> FileEdit:
         raise not_in_place("its data.pkl has an unusual local header")
     in_slot = len(pickled) == record.nbytes
     if in_slot:
-        entries[at + 16 : at + 20] = encoded = checksum.to_bytes(4, "little")
+        entries[at + 16 : at + 20] = encoded = checksum.to_bytes(4, "little")  # where an entry has its CRC-32
         runs = [Run(record.offset, pickled), Run(directory.offset, bytes(entries))]
-        local = source.read(header, LOCAL.size)
+        local = source.read(header, LOCAL.size)  # its flags are at 6, its CRC-32 is at 14: 0 where a descriptor has it
         if int.from_bytes(local[6:8], "little") & FLAG_DESCRIPTOR:
             behind = record.offset + record.nbytes
             has_magic = source.read(behind, 4) == DESCRIPTOR_MAGIC
@@ -148,16 +148,7 @@ def _refuse_other_ends(source: Source, edit: FileEdit) -> None:
 WORTH_A_CLONE: Final = 1 << 20
 """Number of bytes from which a copy takes longer."""
 _WRITES_ALL: Final = (
-    "recipe",
-    "reverse",
-    "recipe_arguments",
-    "max_shard_size",
-    "key",
-    "dtype",
-    "expand_tied",
-    "model",
-    "join",
-    "cut",
+    *("recipe", "reverse", "recipe_arguments", "max_shard_size", "key", "dtype", "expand_tied", "model", "join", "cut"),
 )
 """Changes that alter bytes of tensors, or which tensors are stored."""
 _LENGTH_NBYTES: Final = 8
@@ -307,7 +298,11 @@ def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     behind, room = b"", tree.end - tree.start
     plan = _plan_of(checkpoint, changes, "same", KeptLayout(KeepsStream, room))
     if len(plan.pickles[0]) != room:
-        behind, room = _keys(checkpoint), keys.end - tree.start
+        texts, room = keys.root if isinstance(keys.root, list) else [], keys.end - tree.start
+        encoded = [one.encode() for one in texts if isinstance(one, str)]
+        behind = b"\x80\x02](" + b"".join(pack("<cI", b"X", len(one)) + one for one in encoded) + b"e."  # the shortest
+        if len(encoded) != len(texts):
+            behind = checkpoint.source.read(keys.start, keys.end - keys.start)
         plan = _plan_of(checkpoint, changes, "same", KeptLayout(KeepsStream, room - len(behind)))
     stored = {storage.key for storage in _storages(plan)}
     listed = {str(key) for key in keys.root} if isinstance(keys.root, list) else set()
@@ -327,16 +322,6 @@ def _of_stream(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
 
 def _storages(plan: Plan) -> list[StorageRef]:
     return [one.storage for one in plan.payloads if isinstance(one, StoragePayload)]
-
-
-def _keys(checkpoint: Checkpoint) -> bytes:
-    """Return the pickle of the list of keys of a legacy stream, as short as it can be."""
-    keys = checkpoint.pickles[-1]
-    texts = keys.root if isinstance(keys.root, list) else []
-    encoded = [one.encode() for one in texts if isinstance(one, str)]
-    if len(encoded) != len(texts):
-        return checkpoint.source.read(keys.start, keys.end - keys.start)
-    return b"\x80\x02](" + b"".join(pack("<cI", b"X", len(one)) + one for one in encoded) + b"e."
 
 
 class KeepsMembers(TreeRewriter):

@@ -154,16 +154,16 @@ def _of_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Ch
 
     rules, ranks = SliceRules(changes.join), changes.cut or 1
     names = [rules.file_name(rank, plan.form) for rank in range(ranks)]
-    numbers = rules.numbers({**settings_of(checkpoint), **changes.recipe_arguments}, ranks)
+    value = rules.numbers({**settings_of(checkpoint), **changes.recipe_arguments}, ranks)
     own: list[dict[str, LazyTensor]] = [{} for _ in names]
     known: dict[object, list[LazyTensor]] = {}
     moves: list[Move] = []
     for name, rule in rules.by_name(weights.tensors).items():
         whole = weights.tensors[name]
-        refuse_width(rule, whole, weights.tensors, numbers)
+        refuse_width(rule, whole, weights.tensors, value)
         place = (*identity(whole.info), rule.dim, rule.shares)
         if place not in known:
-            known[place] = slices(rule, whole, ranks, numbers)
+            known[place] = slices(rule, whole, ranks, value)
         for tensors, tensor in zip(own, known[place], strict=True):
             tensors[name] = LazyTensor(name, tensor.info)
         if rule.dim is not None:

@@ -106,11 +106,6 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
-    def tensor_count(self) -> int:
-        """Number of tensors in it; tied ones that are not left out count under each name."""
-        return len(self.expected)
-
-    @property
     def nbytes(self) -> int:
         """Size of all files in bytes."""
         return sum(file.nbytes for file in self.files)

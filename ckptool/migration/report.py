@@ -152,7 +152,7 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=shown_path(plan.target),
         form=plan.form,
-        tensors=plan.tensor_count,
+        tensors=len(plan.expected),
         nbytes=nbytes,
         written_nbytes=sum(file.written_nbytes for file in plan.files),
         retagged=plan.retagged,

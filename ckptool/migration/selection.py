@@ -22,7 +22,7 @@ from ckptool.errors import MigrationRefused
 from ckptool.formats.json_beside import quantization_among, quantization_of
 from ckptool.limits import DEFAULT_LIMITS
 from ckptool.messages import counted, show, some
-from ckptool.migration.changes import Changes, not_there
+from ckptool.migration.changes import Changes
 from ckptool.migration.plan import METADATA, Plan
 from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names.matching import Shapes
@@ -127,7 +127,8 @@ def unmatched(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> list[Unma
         if isinstance(rule, _Noted) and not rule.has_changed and (rule.was_asked or not changes.allow_empty):
             found.append(("rename", str(rule.rule)))
     there = {tensor.info.location for tensor in checkpoint.tensors.values()} | plan.retagged.keys()
-    found += [("to", tag) for tag in not_there(changes.to, there)]
+    tags = () if isinstance(changes.to, str | None) else changes.to
+    found += [("to", tag) for tag in tags if tag not in there]
     found += [("drop_metadata", glob) for glob, keys in dropped_metadata(checkpoint, changes).items() if not keys]
     return found + [("keep_dtype", pattern) for pattern in (plan.casting.unmatched if plan.casting else ())]
 

@@ -117,15 +117,11 @@ class EditedTree(NamedTuple):
     cast: Callable[[TensorInfo], TensorInfo]
     """Returns a tensor as it is to be written."""
 
-    @property
-    def expected(self) -> tuple[tuple[str, TensorInfo], ...]:
-        """The tensors that are to be found in the result, by their new names, in order."""
-        return tuple((self.new_names.get(name, name), self.cast(one.info)) for name, one in self.kept.items())
-
     def facts(self, *dropped: str) -> dict[str, Any]:
         """Return the fields of a plan for the result; ``dropped`` are further entries that are left out."""
         renamed = tuple((old, new) for old, new in self.new_names.items() if new != old)
-        return {"expected": self.expected, "renamed": renamed, "dropped": (*self.dropped, *dropped)}
+        expected = tuple((self.new_names.get(name, name), self.cast(one.info)) for name, one in self.kept.items())
+        return {"expected": expected, "renamed": renamed, "dropped": (*self.dropped, *dropped)}
 
 
 def edit_everything(
@@ -340,29 +336,21 @@ def _rename_state_dicts(
                     prepare(checkpoint, one, own)
                     hint = "Take what has it alone, `key=`; or remove it where it is, `rename='^PREFIX='`."
             raise MigrationRefused(f"in {state_dict.key!r}, {error.message}", kind=error.kind, hint=hint) from error
-        renamed = dict(weights.renamed)
-        gone = set(weights.dropped)
-        if not renamed and not gone:
+        changed: dict[str, str | None] = {**dict(weights.renamed), **dict.fromkeys(weights.dropped)}
+        if not changed:
             continue
         edit = edits.setdefault(id(state_dict.node), _Edit(state_dict.node))
-        edit.keys.update({**renamed, **dict.fromkeys(gone)})
+        edit.keys.update(changed)
         edit.modules = weights.modules
-        head = state_dict.head
-        new_names.update((head + name, head + renamed.get(name, name)) for name in state_dict if name not in gone)
-        left_out |= dict.fromkeys(head + name for name in state_dict if name in gone)
-        others = {head + name: head + renamed.get(name, name) for name in (*renamed, *gone) if name not in state_dict}
+        head, new = state_dict.head, {name: changed.get(name, name) for name in (*state_dict, *changed)}
+        places = {head + name: to if to is None else head + to for name, to in new.items()}
+        # Of entries that are no tensors, the tensors inside are named.
+        others = {head + name for name in changed if name not in state_dict}
         inside = list(within(checkpoint.tensors, others)) if others else []
-        held = {entry for _, entry in inside}  # for these, the tensors inside are named
-        new_names.update(
-            (name, new) for name, new in others.items() if name[len(head) :] not in gone and name not in held
-        )
-        bare = (name for name in weights.dropped if name not in state_dict)
-        left_out |= dict.fromkeys(head + name for name in bare if head + name not in held)
-        for name, entry in inside:
-            if entry[len(head) :] in gone:
-                left_out[name] = None
-            else:
-                new_names[name] = others[entry] + name[len(entry) :]
+        held = {entry: places.pop(entry) for entry in dict.fromkeys(entry for _, entry in inside)}
+        places |= {name: to and to + name[len(entry) :] for name, entry in inside for to in [held[entry]]}
+        new_names |= {name: to for name, to in places.items() if to is not None}
+        left_out |= {name: None for name, to in places.items() if to is None}
     return new_names, left_out
 
 
@@ -425,7 +413,7 @@ class Frame(NamedTuple):
     def local(self) -> bytes:
         """Return the local header, padded so that the payload begins at a multiple of 64."""
         wide = self._wide()
-        start = self.header + LOCAL.size + len(self.name) + len(wide) + 4
+        start = self.header + LOCAL.size + len(self.name) + len(wide) + 4  # the head of the extra field "FB"
         padding = b"Z" * (-start % _ALIGNMENT)
         extra = wide + pack("<2sH", b"FB", len(padding)) + padding
         local = LOCAL.pack(LOCAL_MAGIC, 0, self._flags(), 0, 0, 0, 0, 0, 0, len(self.name), len(extra))

@@ -124,9 +124,18 @@ class TreeRewriter:
         """Return the node that makes a tensor: a call if ``spelled``, else perhaps a shorter ``PlainTensor``."""
         storage = info.storage
         if info.layout == "strided" and storage is not None:
-            return self._strided(info, storage, requires_grad=requires_grad, spelled=spelled)
-        hooks = Call(_ORDERED_DICT, ())
-        parts = dict(info.parts)
+            storage_id, offset = self._storage_of(storage, info)
+            is_classic = info.dtype.storage_class is not None
+            if is_classic and not (info.conj or info.neg or spelled):  # most tensors
+                return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
+            view: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride)
+            view += (requires_grad, Call(_ORDERED_DICT, ()))
+            view += () if is_classic else (Global("torch", info.dtype.name),)
+            bits: nodes.PairList = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
+            view += (Dict(bits),) if bits else ()
+            name = "_rebuild_tensor_v2" if is_classic else "_rebuild_tensor_v3"
+            return self._finish(Call(Global("torch._utils", name), view))
+        hooks, parts = Call(_ORDERED_DICT, ()), dict(info.parts)
         if info.storage is None and info.location == "meta" and info.layout == "strided":
             facts = (Global("torch", info.dtype.name), info.shape, info.stride, requires_grad)
             return self._finish(Call(Global("torch._utils", "_rebuild_meta_tensor_no_storage"), facts))
@@ -149,20 +158,6 @@ class TreeRewriter:
         raise MigrationRefused(
             f"a tensor that only its own class can write: {info.subclass or info.layout}", kind="unsupported-tensor"
         )
-
-    def _strided(self, info: TensorInfo, storage: StorageRef, *, requires_grad: bool, spelled: bool) -> Inert:
-        storage_id, offset = self._storage_of(storage, info)
-        if info.dtype.storage_class is not None and not (info.conj or info.neg or spelled):
-            return PlainTensor(*storage_id, offset, info.shape, info.stride, requires_grad)
-        hooks = Call(_ORDERED_DICT, ())
-        args: tuple[Inert, ...] = (self._reference(storage_id), offset, info.shape, info.stride, requires_grad, hooks)
-        flags: nodes.PairList = [(name, True) for name in ("conj", "neg") if getattr(info, name)]
-        if info.dtype.storage_class is None:
-            args = (*args, Global("torch", info.dtype.name))
-        if flags:
-            args = (*args, Dict(flags))
-        name = "_rebuild_tensor_v2" if info.dtype.storage_class else "_rebuild_tensor_v3"
-        return self._finish(Call(Global("torch._utils", name), args))
 
     def _storage_of(self, storage: StorageRef, info: TensorInfo) -> tuple[StorageId, int]:
         """Return the id of a tensor's storage, and its offset in elements; views refer to the whole storage."""

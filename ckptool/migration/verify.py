@@ -148,17 +148,11 @@ def compare_tensors(
             is_unlike = is_unlike or _begin_of(info, in_its_file) != one.begin
         if one.name not in (None, name) or tag not in (None, info.location) or is_unlike:
             raise _failed(f"tensor {name!r} is not as it was to be written")
-        if info.storage is not None and isinstance(info.storage.source, PiecesSource):
-            _open_pieces(info, info.storage.source, opened)
-
-
-def _open_pieces(info: TensorInfo, source: PiecesSource, opened: set[object]) -> None:
-    """Open all pieces of a tensor, unless those of one of the same type and shape were opened."""
-    kind = info.dtype.name, info.shape
-    if kind not in opened:
-        opened.add(kind)
-        for number in range(len(source.pieces)):
-            source.info(number)
+        source = info.storage and info.storage.source
+        if isinstance(source, PiecesSource) and (info.dtype.name, info.shape) not in opened:
+            opened.add((info.dtype.name, info.shape))  # it is enough to open the pieces of one of each kind
+            for number in range(len(source.pieces)):
+                source.info(number)
 
 
 def compare_values(path: str, weights: Weights, limits: Limits, meter: Meter) -> None:

@@ -101,7 +101,11 @@ class Writing:
                 check_storages([*read, *parts, *plan.cut], plan.payloads)
                 self.checkpoint.check_unchanged()
                 with self._reading_back(sink.path):
-                    self._compare(sink, starts)
+                    for part, file in zip(plan.parts, plan.files, strict=False):
+                        self._compare(part, sink.reading_path(file.name), starts[: len(file.payloads)])
+                        starts = starts[len(file.payloads) :]
+                    if not plan.parts:
+                        self._compare(plan, sink.reading_path(), starts)
             nbytes = output.nbytes if plan.builds_model else plan.nbytes
             sink.publish()
         return nbytes
@@ -157,23 +161,14 @@ class Writing:
             return None
         return fill(file, output, checksums=self.limits is not None)
 
-    def _compare(self, sink: Sink, starts: array[int]) -> None:
+    def _compare(self, plan: Plan, path: str, starts: array[int]) -> None:
         """Open what was written, and compare it with the plan."""
-        plan = self.plan
-        for part, file in zip(plan.parts, plan.files, strict=False):
-            count = len(file.payloads)
-            self._compare_one(part, sink.reading_path(file.name), starts[:count])
-            starts = starts[count:]
-        if not plan.parts:
-            self._compare_one(plan, sink.reading_path(), starts)
-
-    def _compare_one(self, plan: Plan, path: str, starts: array[int]) -> None:
         limits = self.limits
         assert limits is not None  # else nothing is read back
         if plan.builds_model and plan.weights is not None:
             compare_values(path, plan.weights, limits, self.meter)
             return
-        one_by_one = plan.form == "safetensors" and len(starts) == plan.tensor_count
+        one_by_one = plan.form == "safetensors" and len(starts) == len(plan.expected)
         place: OffsetOf | None = in_its_file if plan.keeps_layout else None
         if not plan.keeps_layout and plan.packed is None:
             place = among(plan.files[0].payloads, starts)

@@ -23,7 +23,9 @@ def requested_recipe(
         ValueError: There are numbers, or ``reverse``, and no recipe.
         MigrationRefused: There is no such recipe, or it cannot be reversed.
     """
-    if given is None and not numbers and not reverse:
+    if given is None:
+        if reverse or numbers:
+            raise ValueError(f"{'reverse' if reverse else 'recipe_arguments'} is for a recipe, and there is none")
         return None
     from ckptool.recipes.find import requested
 

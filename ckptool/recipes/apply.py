@@ -16,8 +16,8 @@ from ckptool.checkpoints.weights import Weights
 from ckptool.errors import MigrationRefused
 from ckptool.messages import counted, some
 from ckptool.names.renaming import by_likeness
-from ckptool.recipes.moves import moved
-from ckptool.recipes.recipe import Numbers, Recipe, Rule
+from ckptool.recipes.moves import Value, moved
+from ckptool.recipes.recipe import Recipe, Rule, value_of
 from ckptool.tensors.reading import LazyTensor
 
 Bound: TypeAlias = tuple[tuple[str, str], ...]
@@ -72,7 +72,7 @@ def apply_recipe(
         MigrationRefused: The recipe matches none of the names; two rules match one; a part of a rule is missing; a name
             that must not stay is matched by no rule; shapes do not fit; or two tensors would have one name.
     """
-    numbers = Numbers(recipe, given)
+    value = value_of(recipe, given)
     groups, rest = _groups(recipe, weights, cancellation)
     if not groups:
         names, takes = some(weights.names), [str(rule.sources[0]) for rule in recipe.rules if rule.only != "back"]
@@ -82,7 +82,10 @@ def apply_recipe(
         raise MigrationRefused(fact, kind="recipe-unmatched", hint=hint)
     if rest and not recipe.keeps_rest:
         fact = f"recipe {recipe.name!r} takes {len(weights.names) - len(rest):,} names, and not {some(rest)}"
-        raise MigrationRefused(fact, kind="recipe-rest", hint=_idle_hint(recipe, groups, rest) + _REST_HINT)
+        busy = {id(group.rule) for group in groups}
+        idle = [str(one) for rule in recipe.rules if id(rule) not in busy and not rule.only for one in rule.sources]
+        near = [f"Is {one!r} meant, which takes none? " for one in by_likeness(rest[0], idle)[:1]]
+        raise MigrationRefused(fact, kind="recipe-rest", hint="".join([*near, _REST_HINT]))
     place = {name: number for number, name in enumerate(weights.names)}
     made, moves, dropped = list[Made](), list[Move](), list[str]()
     for group in each(groups, cancellation):
@@ -91,7 +94,7 @@ def apply_recipe(
         if not group.rule.targets:
             dropped += [weights.old_names[name] for name in sources]
             continue
-        outcome = list(_made(group, columns, weights, numbers))
+        outcome = list(_made(group, columns, weights, value))
         at = min(sources, key=place.__getitem__)
         each_own = group.rule.is_rename
         for number, (name, tensor) in enumerate(outcome):
@@ -150,14 +153,6 @@ def put_together(
     return Applied(found, tuple(moves), (kept,) if kept else ())
 
 
-def _idle_hint(recipe: Recipe, groups: Sequence[_Taken], rest: Sequence[str]) -> str:
-    """Return a hint with the unused rule whose name is most like one that is left."""
-    busy = {id(group.rule) for group in groups}
-    idle = [str(one) for rule in recipe.rules if id(rule) not in busy and not rule.only for one in rule.sources]
-    near = by_likeness(rest[0], idle)[:1]
-    return f"Is {near[0]!r} meant, which takes none? " if near else ""
-
-
 def _groups(recipe: Recipe, weights: Weights, cancellation: Cancellation | None) -> tuple[list[_Taken], list[str]]:
     """Return the names that rules take together, and those that no rule takes."""
     plain: dict[str, list[tuple[int, int]]] = {}
@@ -207,7 +202,7 @@ def _refuse_missing(recipe: Recipe, group: _Taken) -> None:
 
 
 def _made(
-    group: _Taken, columns: list[list[str]], weights: Weights, numbers: Numbers
+    group: _Taken, columns: list[list[str]], weights: Weights, value: Value
 ) -> Iterator[tuple[str, LazyTensor | None]]:
     """Yield the new names of a group with their tensors; None for an entry that is not a tensor, and stays."""
     rule, bound = group.rule, dict(group.bound)
@@ -220,7 +215,7 @@ def _made(
     if others := [name for column in columns for name in column if name not in weights.tensors]:
         raise MigrationRefused(f"{others[0]!r} is no tensor, and can only be renamed", kind="recipe-not-plain")
     tensors = [[LazyTensor(name, weights.tensors[name].info) for name in column] for column in columns]
-    found = moved(rule, tensors, numbers.value)
+    found = moved(rule, tensors, value)
     for target, made in zip(rule.targets, found, strict=True):
         for number, tensor in zip(count(), made):
             own = bound | ({target.many: str(number)} if target.many else {})

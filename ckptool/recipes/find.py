@@ -116,20 +116,14 @@ def _from_file(name: str, path: str) -> Recipe:
         raise MalformedFile(str(error), kind="bad-recipe", path=path, hint=HINT) from error
 
 
-def requested(
-    given: str | os.PathLike[str] | None, numbers: Mapping[str, int], *, reverse: bool = False
-) -> Layout | None:
+def requested(given: str | os.PathLike[str], numbers: Mapping[str, int], *, reverse: bool) -> Layout:
     """
-    Return the requested recipe; None if none is requested.
+    Return the requested recipe.
 
     Raises:
-        ValueError: There are numbers, or ``reverse``, and no recipe.
+        ValueError: The numbers are no integers.
         MigrationRefused: There is no such recipe, or it cannot be reversed.
     """
-    if given is None:
-        if reverse or numbers:
-            raise ValueError(f"{'reverse' if reverse else 'recipe_arguments'} is for a recipe, and there is none")
-        return None
     if wrong := next((name for name, value in numbers.items() if type(value) is not int), None):
         raise ValueError(f"recipe_arguments are integers: {wrong}={numbers[wrong]!r}")
     is_made = isinstance(given, str) and given.startswith(_TRANSFORMERS)
@@ -140,16 +134,6 @@ def requested(
     if is_made:
         return partial(_of_transformers, recipe.name, reverse)
     return partial(applied, recipe.reversed if reverse else recipe, dict(numbers))
-
-
-def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Applied:
-    """Return what transformers makes of the weights of the model type in the name of a recipe."""
-    config = object_beside(checkpoint.path, checkpoint.source, _SETTINGS[0])
-    if not config:
-        fact = f"{name!r} needs config.json beside the file, and there is none"
-        raise MigrationRefused(fact, kind="recipe-number", hint="Put the config.json of the model beside the file.")
-    found = applied_by_transformers(name.removeprefix(_TRANSFORMERS), weights, config, reverse=reverse)
-    return _whole(checkpoint, weights, found)
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, int]:
@@ -165,25 +149,18 @@ def settings_of(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 _FIRST: Final = (
-    "CAUSAL_LM",
-    "IMAGE_TEXT_TO_TEXT",
-    "MULTIMODAL_LM",
-    "SEQ_TO_SEQ_CAUSAL_LM",
-    "SPEECH_SEQ_2_SEQ",
-    "PRETRAINING",
+    *("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"),
+    *("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "PRETRAINING"),
 )
 """Tasks whose classes have all heads."""
 _DEQUANTIZES: Final = "Inkling2LoopDequantizeExperts"
 """An operation that makes quantised weights plain, and leaves alone others, which have no scales."""
 
 
-def applied_by_transformers(
-    model_type: str, weights: Weights, config: Mapping[str, Any], *, reverse: bool = False
-) -> Applied:
+def _of_transformers(name: str, reverse: bool, checkpoint: Checkpoint, weights: Weights) -> Applied:
     """
-    Return what transformers makes of weights when it loads them; with ``reverse``, when it saves them.
-
-    Tensors that the class lacks stay as they are.
+    Return what transformers makes of weights of the model type in a recipe's name when it loads them; with ``reverse``,
+    when it saves them. Tensors that the class lacks stay as they are.
 
     Raises:
         MigrationRefused: transformers has no such model type, or cannot build its class from this config, or changes
@@ -191,6 +168,13 @@ def applied_by_transformers(
         UnsupportedFeature: It does something to a tensor that is not a move of bytes.
         MissingPackage: transformers is not installed, or is older than 5.
     """
+    model_type, config = (
+        name.removeprefix(_TRANSFORMERS),
+        object_beside(checkpoint.path, checkpoint.source, _SETTINGS[0]),
+    )
+    if not config:
+        fact = f"{name!r} needs config.json beside the file, and there is none"
+        raise MigrationRefused(fact, kind="recipe-number", hint="Put the config.json of the model beside the file.")
     said = config.get("model_type", model_type)
     if said != model_type:
         raise MigrationRefused(f"config.json says model type {said!r}, not {model_type!r}", kind="no-such-recipe")
@@ -203,18 +187,17 @@ def applied_by_transformers(
     for group in _groups(list(weights.tensors), changes, model, reverse):
         names, tensors = group.names, _made(group, weights, model)
         single = weights.tensors[names[0]].info if len(names) == 1 and len(tensors) == 1 else None
-        kept = [name for name, one in tensors.items() if one.info is single]
-        made += [Made(names[0], name, tuple(names), None if name in kept else one) for name, one in tensors.items()]
+        kept = [new for new, one in tensors.items() if one.info is single]
+        made += [Made(names[0], new, tuple(names), None if new in kept else one) for new, one in tensors.items()]
         if not kept:
-            before = tuple((name, weights.tensors[name].shape) for name in names)
+            before = tuple((one, weights.tensors[one].shape) for one in names)
             does = ", ".join(type(one).__name__ for one in group.converter.operations)
-            moves.append(Move(does, before, tuple((name, one.shape) for name, one in tensors.items())))
-    taken = {name for one in made for name in one.sources}
+            moves.append(Move(does, before, tuple((new, one.shape) for new, one in tensors.items())))
+    taken = {source for one in made for source in one.sources}
     if not moves and all(one.at == one.name for one in made):
-        fact = f"'transformers:{model_type}' leaves all names and tensors as they are"
-        raise MigrationRefused(fact, kind="recipe-unmatched")
-    rest = [name for name in weights.names if name not in taken]
-    return put_together(f"transformers:{model_type}", weights, made, moves, rest)
+        raise MigrationRefused(f"{name!r} leaves all names and tensors as they are", kind="recipe-unmatched")
+    rest = [one for one in weights.names if one not in taken]
+    return _whole(checkpoint, weights, put_together(name, weights, made, moves, rest))
 
 
 def _part(name: str) -> Any:

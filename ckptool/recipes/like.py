@@ -172,7 +172,8 @@ def routes_to(
         steps.append(Step(recipe, False, own))
         with suppress(MigrationRefused):  # it has no way back
             steps.append(Step(recipe.reversed, True, own))
-    last = [step for step in steps if list(_seen_as(step.patterns(to=True), _Names(expected), step.recipe))]
+    wanted = _sample(expected)
+    last = [step for step in steps if list(_seen_as(step.patterns(to=True), wanted, step.recipe))]
     ways = [one.way(expected) for one in _reached(bare, last)]
     if not any(way.fits or way.lacks for way in ways):
         hops = (hop for hop in _reached(bare, steps) if not hop.lacks)
@@ -186,27 +187,26 @@ def routes_to(
     return [*fitting, *lacking] if fitting else lacking[:1] or [best]
 
 
-class _Names:
-    """A sample of many names, and the components that all of them begin with."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        listed = list(names)
-        self.some = list(dict.fromkeys(listed[len(listed) * at // _SAMPLES] for at in range(_SAMPLES if listed else 0)))
-        parts = (name.split(".")[:-1] for name in listed)
-        columns = takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
-        self.begin = [column[0] for column in islice(columns, _DEEPEST)]
+def _sample(names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return a few of many names, and the components that all of them begin with."""
+    listed = list(names)
+    some_of = dict.fromkeys(listed[len(listed) * at // _SAMPLES] for at in range(_SAMPLES if listed else 0))
+    parts = (name.split(".")[:-1] for name in listed)
+    columns = takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    return list(some_of), [column[0] for column in islice(columns, _DEEPEST)]
 
 
-def _seen_as(patterns: Sequence[Pattern], names: _Names, recipe: Recipe) -> Iterator[Renames]:
+def _seen_as(patterns: Sequence[Pattern], sample: tuple[list[str], list[str]], recipe: Recipe) -> Iterator[Renames]:
     """Yield changes of prefixes after which a recipe matches names: none, some removed, or one of its own added."""
+    names, begin = sample
 
     def knows(changes: Renames) -> bool:
-        found = matching.renamed(names.some, changes) or []
+        found = matching.renamed(names, changes) or []
         taken = (any(one.match(name) is not None for one in patterns) for name in found)
         return bool(found) and (any if recipe.keeps_rest else all)(taken)
 
-    depths = range(len(names.begin) + 1)
-    less = [(Rename("strip_prefix", ".".join(names.begin[:depth])),) if depth else () for depth in depths]
+    depths = range(len(begin) + 1)
+    less = [(Rename("strip_prefix", ".".join(begin[:depth])),) if depth else () for depth in depths]
     known = [changes for changes in less if knows(changes)]
     heads = dict.fromkeys(one.text.partition(".")[0] for one in patterns if not known)
     more = ((Rename("add_prefix", head),) for head in heads if "{" not in head)
@@ -270,7 +270,7 @@ class _Stage(NamedTuple):
 
 def _reached(stage: _Stage, steps: Sequence[Step]) -> Iterator[_Stage]:
     """Yield the results of recipes that match the names; only before the first recipe may the prefix change."""
-    names, gone = _Names(stage.weights.names), {step.recipe.name for step in stage.steps}
+    names, gone = _sample(stage.weights.names), {step.recipe.name for step in stage.steps}
     for step in steps:
         for changes in _seen_as(step.patterns(to=False), names, step.recipe) if step.recipe.name not in gone else ():
             start = stage if not changes else stage.renamed(changes) if not gone else None

@@ -169,37 +169,33 @@ class Recipe:
         return [name for name in used if name not in self.lets]
 
 
-class Numbers:
-    """The values of the expressions in a recipe: from the given numbers, then from its own."""
+def value_of(recipe: Recipe, given: Mapping[str, int]) -> Callable[[Number], int]:
+    """
+    Return a function from the expressions in a recipe to their values: by the given numbers, then by its own.
 
-    def __init__(self, recipe: Recipe, given: Mapping[str, int]) -> None:
-        self._recipe = recipe
-        self._known = dict(given)
+    It raises MigrationRefused where one needs a name that nothing defines, divides by 0, or becomes too large.
+    """
+    known = dict(given)
 
-    def value(self, number: Number) -> int:
-        """
-        Return the value of a number.
-
-        Raises:
-            MigrationRefused: It needs a name that nothing defines, divides by 0, or becomes too large.
-        """
+    def value(number: Number) -> int:
         if isinstance(number, int):
             return number
         for name in _names_in(number):
-            if name not in self._known:
-                if name not in self._recipe.lets:
-                    lacking = [repr(one) for one in self._recipe.numbers if one not in self._known] or [repr(name)]
-                    fact = f"recipe {self._recipe.name!r} needs {some(lacking, 8)}, and no config.json beside the file"
-                    hint = f"Put that of the model there, or say each with `recipe_arguments=`, as {name}=32."
-                    raise MigrationRefused(f"{fact} says it", kind="recipe-number", hint=hint)
-                self._known[name] = self.value(self._recipe.lets[name])  # which are few, and not in a circle
+            if name not in known and name not in recipe.lets:
+                lacking = [repr(one) for one in recipe.numbers if one not in known] or [repr(name)]
+                fact = f"recipe {recipe.name!r} needs {some(lacking, 8)}, and no config.json beside the file says it"
+                hint = f"Put that of the model there, or say each with `recipe_arguments=`, as {name}=32."
+                raise MigrationRefused(fact, kind="recipe-number", hint=hint)
+            known[name] = known[name] if name in known else value(recipe.lets[name])  # few, and not in a circle
         try:
-            found = _evaluate(_parsed(number), self._known)
+            found = _evaluate(_parsed(number), known)
         except ZeroDivisionError as error:
             raise MigrationRefused(f"{number!r} divides by 0", kind="recipe-number") from error
         if abs(found) > _MOST:
             raise MigrationRefused(f"{number!r} is no size of a tensor: {found:,}", kind="recipe-number")
         return found
+
+    return value
 
 
 @lru_cache
@@ -212,7 +208,7 @@ def _parsed(text: str) -> ast.expr:
         body = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(refused) from error
-    for node in ast.walk(body):
+    for node in ast.walk(body):  # a list of what may be there, so that nothing in a recipe could be run
         is_number = isinstance(node, ast.Constant) and type(node.value) is int
         if not (is_number or isinstance(node, ast.Name | ast.BinOp | ast.Load) or type(node) in _SIGNS):
             raise ValueError(refused)

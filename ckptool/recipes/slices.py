@@ -38,10 +38,11 @@ from ckptool.names.renaming import matches
 from ckptool.pickles import nodes
 from ckptool.recipes.apply import Move
 from ckptool.recipes.find import settings_of
-from ckptool.recipes.moves import Tensors, chunks, concatenated, cut, plain, settled
-from ckptool.recipes.recipe import Number, Numbers, Recipe
+from ckptool.recipes.moves import Tensors, Value, chunks, concatenated, cut, plain, settled
+from ckptool.recipes.recipe import Number, Recipe, value_of
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import is_likely, is_remote
+from ckptool.tensors.payloads import have_same_bytes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity
 
@@ -103,9 +104,9 @@ class SliceRules:
             raise MigrationRefused(fact, kind="slices-form", hint="Leave out `form=`.")
         return name if "." in name else name + suffix
 
-    def numbers(self, given: Mapping[str, int], ranks: int) -> Numbers:
+    def numbers(self, given: Mapping[str, int], ranks: int) -> Value:
         """
-        Return the numbers for the expressions in rules.
+        Return a function from the expressions in rules to their values.
 
         Raises:
             MigrationRefused: The ranks cannot have equal shares of something, so that some have copies.
@@ -114,7 +115,7 @@ class SliceRules:
             if given.get(name, 0) % ranks:
                 fact = f"{name} is {given[name]}, which {ranks} ranks do not share equally: some have copies"
                 raise MigrationRefused(fact, kind="slices-shape")
-        return Numbers(Recipe(self.of.name, (), lets=self.of.lets), given)
+        return value_of(Recipe(self.of.name, (), lets=self.of.lets), given)
 
     def by_name(self, names: Collection[str]) -> dict[str, SliceRule]:
         """
@@ -145,7 +146,7 @@ def _rule(text: str) -> SliceRule:
     return SliceRule(text, glob, int(found["dim"]), tuple(shares), found["width"])
 
 
-def joined(rule: SliceRule, parts: Sequence[LazyTensor], numbers: Numbers) -> LazyTensor:
+def joined(rule: SliceRule, parts: Sequence[LazyTensor], value: Value) -> LazyTensor:
     """
     Return the whole tensor that slices make up, in the order of the ranks.
 
@@ -160,19 +161,21 @@ def joined(rule: SliceRule, parts: Sequence[LazyTensor], numbers: Numbers) -> La
             here, there = (f"{one.dtype} {list(one.shape)}" for one in (first, other))
             fact = f"{first.name!r} is {here} in the first rank, and {there} in rank {rank} of {rule.text}"
             raise MigrationRefused(fact, kind="slices-shape")
-        if rule.dim is None and not _are_equal(first, other):
+        if rule.dim is None and not have_same_bytes(first.info, other.info):
             fact = f"{first.name!r} is not the same in all ranks: its bytes differ in rank {rank}"
             raise MigrationRefused(fact, kind="slices-differ", hint="It may be cut, or not all files are of one save.")
     if rule.dim is None:
         return first
-    if len(parts) > 1 and len(first.shape) > 1 and not _is_constant(first) and _are_equal(first, parts[1]):
+    # A tensor that every rank has whole would be joined to one twice as large, and fit nothing: two ranks show it.
+    may_be_copies = len(first.shape) > 1 and all(one.shape == first.shape for one in parts[:2])
+    if len(parts) > 1 and may_be_copies and not _is_constant(first) and have_same_bytes(first.info, parts[1].info):
         fact = f"{first.name!r} is the same in the first two ranks, and {rule.text} says that it is cut"
         raise MigrationRefused(fact, kind="slices-differ", hint="Where every rank has all of it, say GLOB=same.")
-    rows = [_blocks(rule, one, numbers) for one in parts]
+    rows = [_blocks(rule, one, value) for one in parts]
     return _together(rule, [block for column in zip(*rows, strict=True) for block in column])
 
 
-def slices(rule: SliceRule, whole: LazyTensor, ranks: int, numbers: Numbers) -> Tensors:
+def slices(rule: SliceRule, whole: LazyTensor, ranks: int, value: Value) -> Tensors:
     """
     Return the slice of a tensor for each rank.
 
@@ -181,15 +184,15 @@ def slices(rule: SliceRule, whole: LazyTensor, ranks: int, numbers: Numbers) -> 
     """
     if rule.dim is None:
         return [whole] * ranks
-    rows = [chunks(block, rule.dim, ranks) for block in _blocks(rule, plain(whole), numbers)]
+    rows = [chunks(block, rule.dim, ranks) for block in _blocks(rule, plain(whole), value)]
     return [_together(rule, column) for column in zip(*rows, strict=True)]
 
 
-def refuse_width(rule: SliceRule, whole: LazyTensor, others: Mapping[str, LazyTensor], numbers: Numbers) -> None:
+def refuse_width(rule: SliceRule, whole: LazyTensor, others: Mapping[str, LazyTensor], value: Value) -> None:
     """Raise MigrationRefused if the rows of a whole tensor have another length than in its rule."""
     if rule.width is None:
         return
-    wanted = others[rule.width].shape[-1] if rule.width in others else numbers.value(rule.width)
+    wanted = others[rule.width].shape[-1] if rule.width in others else value(rule.width)
     if whole.shape[-1:] != (wanted,):
         fact = f"{whole.name!r} would be {list(whole.shape)}, and {rule.width!r} says that its rows have {wanted:,}"
         named = [name for name in NAMED if rule.text not in NAMED[name].rules]
@@ -197,10 +200,10 @@ def refuse_width(rule: SliceRule, whole: LazyTensor, others: Mapping[str, LazyTe
         raise MigrationRefused(fact, kind="slices-shape", hint=hint)
 
 
-def _blocks(rule: SliceRule, tensor: LazyTensor, numbers: Numbers) -> Tensors:
+def _blocks(rule: SliceRule, tensor: LazyTensor, value: Value) -> Tensors:
     """Return the tensors that one consists of."""
     assert rule.dim is not None  # what is the same is not cut
-    shares = [*map(numbers.value, rule.shares)]
+    shares = [*map(value, rule.shares)]
     shares = shares if len(shares) > 1 else [1] * shares[0]
     if len(shares) == 1:
         return [tensor]
@@ -215,11 +218,6 @@ def _blocks(rule: SliceRule, tensor: LazyTensor, numbers: Numbers) -> Tensors:
 def _together(rule: SliceRule, blocks: Sequence[LazyTensor]) -> LazyTensor:
     assert rule.dim is not None  # as above
     return settled(concatenated(blocks, rule.dim, None) if len(blocks) > 1 else blocks[0])
-
-
-def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
-    sides = (tensor.chunks(_PIECE_NBYTES) for tensor in (one, other))
-    return one.shape == other.shape and all(a == b for a, b in zip(*sides, strict=True))
 
 
 def _is_constant(tensor: LazyTensor) -> bool:
@@ -353,15 +351,6 @@ class Joined(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Rank(NamedTuple):
-    """The weights of one rank, and the names of its files for messages."""
-
-    tensors: dict[str, LazyTensor]
-    files: str
-    beside: list[str]
-    """What else is in the files."""
-
-
 def open_joined(
     path: str, rules: SliceRules, key: str | None, which: WeightsChoice, given: Mapping[str, int], limits: Limits
 ) -> Joined:
@@ -394,7 +383,7 @@ def open_joined(
                     folder.adopt(one.source)
                     one.check_index()
                     opened[-1].append(one)
-            ranks = [_rank(own, key or rules.of.key, which) for own in opened]
+            ranks, (beside, *_) = zip(*(_rank(own, key or rules.of.key, which) for own in opened), strict=True)
             first = opened[0][0]
             if (said := ranks_said(first.root)) > len(ranks):
                 raise MigrationRefused(
@@ -405,13 +394,12 @@ def open_joined(
             args = nodes.item(first.root, "args")  # those of the training, if the file has them; True is 1
             pairs = nodes.mapping_pairs(args) or nodes.attribute_pairs(args) or []
             said_there = {name: int(one) for name, one in pairs if isinstance(name, str) and isinstance(one, int)}
-            infos, moves = _whole(ranks, rules, {**said_there, **settings_of(first), **given})
+            infos, moves = _whole(ranks, files, rules, {**said_there, **settings_of(first), **given})
         contents = Contents(infos)
         contents.groups.append(Group("", "mapping", list(infos)))
         named = zip(chain(*files), chain(*opened), strict=True)
         shards = [Shard(name, len(one.tensors), one.file_nbytes, one.source) for name, one in named]
         parsed = Parsed(folder, NAME, _TRAITS, contents, fixed_form="state_dict", shards=tuple(shards))
-        beside = ranks[0].beside
         notes = (f"what is beside the weights of the ranks is left out: {some(beside)}",) if beside else ()
         return Joined(Checkpoint(place, folder, parsed), tuple(moves), notes)
     except BaseException:
@@ -464,8 +452,10 @@ def _of_program(names: Sequence[str], rules: SliceRules) -> list[list[str]]:
     return [[parts[number] for number in sorted(parts)] for _, parts in sorted(found.items())]
 
 
-def _rank(files: Sequence[Checkpoint], key: str | None, which: WeightsChoice) -> _Rank:
-    """Return the weights in the files of one rank."""
+def _rank(
+    files: Sequence[Checkpoint], key: str | None, which: WeightsChoice
+) -> tuple[dict[str, LazyTensor], list[str]]:
+    """Return the weights in the files of one rank, and the paths of what else is in them."""
     found: dict[str, LazyTensor] = {}
     beside: list[str] = []
     for one in files:
@@ -476,29 +466,32 @@ def _rank(files: Sequence[Checkpoint], key: str | None, which: WeightsChoice) ->
         found |= chosen
         paths = (*one.tensors, *(path for path, _ in one.extras))
         beside += [path for path in paths if path.removeprefix(chosen.head) not in chosen]
-    return _Rank(found, some([os.path.basename(one.path) for one in files]), beside)
+    return found, beside
 
 
 def _whole(
-    ranks: Sequence[_Rank], rules: SliceRules, given: Mapping[str, int]
+    ranks: Sequence[Mapping[str, LazyTensor]],
+    files: Sequence[Sequence[str]],
+    rules: SliceRules,
+    given: Mapping[str, int],
 ) -> tuple[dict[str, TensorInfo], list[Move]]:
     """Return the whole tensors, and the moves that made them; names that are tied in each rank stay tied."""
     first = ranks[0]
-    for other in ranks[1:]:
-        for one, two in ((first, other), (other, first)):
-            if lacking := [name for name in one.tensors if name not in two.tensors]:
-                fact = f"{two.files!r} has no {some(list(map(repr, lacking)))}, and {one.files!r} has"
-                raise MigrationRefused(fact, kind="slices-missing", hint="Are all of one save, and slices?")
-    numbers = rules.numbers(given, len(ranks))
+    for one, two in chain.from_iterable(((0, other), (other, 0)) for other in range(1, len(ranks))):
+        if lacking := [name for name in ranks[one] if name not in ranks[two]]:
+            here, there = (some([os.path.basename(name) for name in files[rank]]) for rank in (two, one))
+            fact = f"{here!r} has no {some(list(map(repr, lacking)))}, and {there!r} has"
+            raise MigrationRefused(fact, kind="slices-missing", hint="Are all of one save, and slices?")
+    value = rules.numbers(given, len(ranks))
     wholes: dict[object, LazyTensor] = {}
     infos, moves = {}, []
-    for name, rule in rules.by_name(first.tensors).items():
-        parts = [one.tensors[name] for one in ranks]
+    for name, rule in rules.by_name(first).items():
+        parts = [one[name] for one in ranks]
         place = (*map(identity, (one.info for one in parts)), rule.dim, rule.shares)
         if place not in wholes:
-            wholes[place] = joined(rule, parts, numbers)
+            wholes[place] = joined(rule, parts, value)
         whole = LazyTensor(name, wholes[place].info)
-        refuse_width(rule, whole, first.tensors, numbers)
+        refuse_width(rule, whole, first, value)
         infos[name] = whole.info
         if rule.dim is not None:
             sides = tuple((name, one.shape) for one in parts), ((name, whole.shape),)

@@ -230,7 +230,14 @@ class Output(Closing):
                         raise self._exists() from error
                 else:
                     return
-            self._replace()
+            self.other_names = copy_attributes(self._fd, self.path)
+            system.sync(self._fd)  # the old file goes: the new one must be on the disk first
+            if self._temporary is None:
+                # A file without a name can only get one that is free: over an old file it goes in two steps.
+                self._temporary = new_name(self.path)
+                system.give_name(self._fd, None, self._temporary)
+            system.replace(self._fd, self._temporary, self.path, new_name(self.path, OLD_END))
+            sync_folder(self._folder)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -260,16 +267,6 @@ class Output(Closing):
     def __del__(self) -> None:
         with suppress(OSError):  # an interrupt may come before the block is entered
             self.close()
-
-    def _replace(self) -> None:
-        self.other_names = copy_attributes(self._fd, self.path)
-        system.sync(self._fd)  # the old file goes: the new one must be on the disk first
-        if self._temporary is None:
-            # A file without a name can only get one that is free: over an old file it goes in two steps.
-            self._temporary = new_name(self.path)
-            system.give_name(self._fd, None, self._temporary)
-        system.replace(self._fd, self._temporary, self.path, new_name(self.path, OLD_END))
-        sync_folder(self._folder)
 
     def _exists(self) -> OutputExists:
         return OutputExists(
@@ -485,9 +482,12 @@ def open_place(place: Place, progress: Callable[[int, int], None] | None, mode: 
     """Return the output for a file of another process's folder. Others may write the same file."""
     if not is_remote(place.path):
         return Output(place.path, force=True, progress=progress, shown=place.shown, mode=mode)
-    from ckptool.migration.output.remote import written_at
+    from ckptool.migration.output.remote import RemoteObject
+    from ckptool.sources.address import as_remote
+    from ckptool.sources.remote.bucket import Stored
 
-    return written_at(place, progress)
+    stored = Stored(as_remote(place.path))
+    return RemoteObject(stored, place.shown, stored.key, progress)
 
 
 def mode_of(source: Source) -> int:

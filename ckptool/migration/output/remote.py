@@ -14,7 +14,7 @@ from typing import Final
 from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import Place
-from ckptool.sources.address import Remote, as_remote
+from ckptool.sources.address import Remote
 from ckptool.sources.remote.bucket import Stored, Upload, exists, temporary
 from ckptool.sources.source import Progress
 
@@ -144,12 +144,6 @@ class RemoteOutput(RemoteObject):
             raise exists(self.path)
 
 
-def written_at(place: Place, progress: Progress | None) -> RemoteObject:
-    """Return an output for an object of another process's folder."""
-    stored = Stored(as_remote(place.path))
-    return RemoteObject(stored, place.shown, stored.key, progress)
-
-
 class RemoteFolderOutput(Closing):
     """One prefix being written to. Used in a ``with`` block as ``Output`` is, with its errors."""
 
@@ -193,27 +187,24 @@ class RemoteFolderOutput(Closing):
 
     def publish(self) -> None:
         """Give the files their names, the last one last; if one is taken meanwhile, remove the names already given."""
+        from concurrent.futures import ThreadPoolExecutor
+
         self._refuse_what_is_there()
         *others, last = self._files
         done: list[str] = []
         try:
-            self._name_at_once(others, done)
+            # For one of gigabytes, a store takes as long as for a hundred.
+            with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
+                try:
+                    for copied in [pool.submit(self._name, name, done) for name in others]:
+                        copied.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
             self._name(last, done)
         except BaseException:
             self._delete(self._own + name for name in reversed(done))
             raise
-
-    def _name_at_once(self, names: list[str], done: list[str]) -> None:
-        """Give files their names, many at once: for one of gigabytes, a store takes as long as for a hundred."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
-            try:
-                for copied in [pool.submit(self._name, name, done) for name in names]:
-                    copied.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
 
     def _name(self, name: str, done: list[str]) -> None:
         self._stored.copy(self._temporary + name, self._own + name, force=False)
