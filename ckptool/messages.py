@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
@@ -85,12 +86,14 @@ _SHOWN = _Shown()
 @lru_cache(maxsize=1 << 10)  # layers have the same sizes again and again
 def show_nbytes(nbytes: int) -> str:
     """Return a size in bytes for people: three digits and a binary unit."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1000 or unit == "TiB":
-            return f"{nbytes:,} B" if unit == "B" else f"{size:.3g} {unit}"
+    if nbytes < 1000:
+        return f"{nbytes:,} B"
+    size = nbytes / 1024
+    for unit in ("KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
         size /= 1024
-    raise AssertionError
+    return f"{size:.3g} TiB"
 
 
 def quoted(text: str, limit: int = 80) -> str:
@@ -134,10 +137,7 @@ def grouped(names: Sequence[str], noun: str, depth: int = 1) -> list[str]:
     """Return the names; if they are many, the first ``depth`` components of each, and how many begin with these."""
     if len(names) <= LISTED:
         return [show(name) for name in names]
-    heads: dict[str, int] = {}
-    for name in names:
-        head = first_components(name, depth)
-        heads[head] = heads.get(head, 0) + 1
+    heads = Counter(first_components(name, depth) for name in names)
     return [show(head) if count == 1 else f"{show(head)}: {count:,} {noun}" for head, count in heads.items()]
 
 

@@ -11,13 +11,12 @@ from typing import Any, Final, NoReturn, TypeVar
 from ckptool.checkpoints.modules import StateDictWalk
 from ckptool.checkpoints.parsed import Parsed
 from ckptool.checkpoints.roles import WEIGHT_KEYS, Role, choose_weights, is_explained, is_generator, role_of
-from ckptool.closing import Closing
 from ckptool.errors import DamagedFile, UnsupportedFeature
 from ckptool.messages import show_nbytes
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Global, Inert
 from ckptool.pickles.values import plain_value
-from ckptool.sources.source import Source, remote_under
+from ckptool.sources.source import Closing, Source, remote_under
 from ckptool.tensors.reading import LazyTensor, announce
 from ckptool.tensors.tensor import distinct, identity
 

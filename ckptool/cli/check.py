@@ -40,7 +40,6 @@ from ckptool.cli.options import (
     many_files,
     model_arg_option,
     pager_option,
-    refuse_useless_options,
     remote_options,
 )
 from ckptool.cli.printing import Failed, Result, print_json, say_each, with_hints
@@ -163,7 +162,6 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     at: the structure alone, unless --deep. Exit codes: 0, nothing worse than info; 1, a warning or an error was found,
     or what --fail-on names; 2, nothing fails, but a file cannot be opened.
     """
-    refuse_useless_options()
     if options["explain"] is not None:
         if len(files) > 1:
             raise click.UsageError("--explain looks into one file.")

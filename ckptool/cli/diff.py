@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from ckptool.cli.options import AnyPath, pager_option, recipe_options, refuse_useless_options, remote_options
+from ckptool.cli.options import AnyPath, pager_option, recipe_options, remote_options
 from ckptool.cli.printing import Failed, Json, Output, Result, Text
 from ckptool.cli.text import ProgressLine, advised, in_options, pager, say, terminal_width
 from ckptool.cli.verbs import Command, flag, takes
@@ -49,7 +49,6 @@ def diff(a: str, b: str, **options: Any) -> None:
     cannot hold (safetensors: devices, ties) is no difference. --recipe puts the weights of A into another layout first.
     Exit code 0: the same; 1: different; 2: could not be compared.
     """
-    refuse_useless_options()
     as_json, quiet = options["as_json"], options["quiet"]
     output: Output = Json(as_lines=False, is_list=False) if as_json else Text(terminal_width(), None)
     line = ProgressLine(shown=not quiet and output.shows_progress)

@@ -14,7 +14,7 @@ import click
 from ckptool.checking.finding import SEVERITIES, Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
-from ckptool.cli.options import AnyPath, brief_option, choices, many_files, refuse_useless_options, remote_options
+from ckptool.cli.options import AnyPath, brief_option, choices, many_files, remote_options
 from ckptool.cli.printing import Column, Failed, Result, say_each, with_hints
 from ckptool.cli.tables import Selection, left_out, limit_of, patterns, rows
 from ckptool.cli.text import ProgressLine, in_options, terminal_width
@@ -75,7 +75,6 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
     the index is read, so this is quick whatever the size. Exit code 1 means that a pattern matches no name in any file,
     2 that a file could not be read.
     """
-    refuse_useless_options()
     selection = Selection(options, sort=options["sort"])
 
     @contextmanager

@@ -28,7 +28,6 @@ from ckptool.cli.options import (
     pairs_of,
     ray_option,
     recipe_options,
-    refuse_useless_options,
     remote_options,
 )
 from ckptool.cli.printing import Failed, Output, Result, output_for
@@ -209,7 +208,6 @@ def migrate(paths: tuple[str, ...], **options: Any) -> None:
 
     Exit code 1: refused, because it would lose something; 2: could not be done.
     """
-    refuse_useless_options()
     size, unit = options["max_shard_size"], next(filter(_UNIT.fullmatch, paths), None)
     if size is not None and size.isdigit() and unit is not None and not os.path.lexists(unit):
         raise click.UsageError(f"--max-shard-size {size} {unit} has a blank in it: write --max-shard-size {size}{unit}")

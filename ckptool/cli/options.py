@@ -13,57 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
 from ckptool.cli.verbs import Command, F, flag, takes, together
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-_PATTERNS: Final = ("grep", "include", "exclude")
-_TREE: Final = ("tree", "depth", "no_fold")
-_HOW: Final = ("table_format", "limit", "columns", "sort", *_TREE)
-_LISTED: Final = (*_PATTERNS, *_HOW, "show_all")
-"""Options on which tensors of a file to list, and how."""
-_ALONE: Final = ("show_source", "show_skeleton", "show_metadata", "show_globals")
-"""Options that leave everything else out."""
-_OF_FILES: Final = (
-    *("deep", "values", "strict", "device_check", "like", "model", "key", "show_globals", "only", "quiet", "output"),
-    *("digest", "fail_on", "policy", "allow", "ignore", "baseline", "brief", "as_lines", "as_sarif"),
-)
-
-_IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
-    "inspect": (
-        ("brief", "is a line for each file", (*_LISTED, *_ALONE, "digest")),
-        ("show_source", "prints source code alone", (*_LISTED, *_ALONE, "quiet", "digest")),
-        ("show_skeleton", "prints code alone", (*_LISTED, *_ALONE, "quiet", "digest")),
-        ("show_metadata", "prints metadata alone", (*_LISTED, *_ALONE, "quiet", "digest")),
-        ("show_globals", "lists names of code alone", (*_LISTED, "quiet", "digest")),
-        ("table_format", "is the table alone", (*_TREE, "show_all", "quiet", "digest")),
-        (
-            "as_json",
-            "is an object with all about a file",
-            ("table_format", "limit", "columns", "show_source", "show_skeleton", "show_metadata", *_TREE),
-        ),
-        ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
-        ("tree", "has no columns", ("columns",)),
-        ("depth", "makes a tree, which has no columns", ("columns",)),
-    ),
-    "check": (
-        ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
-        ("explain", "explains a message", _OF_FILES),
-        ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "quiet", "show_globals", "digest")),
-        ("as_json", "is an object with all about a file", ("quiet",)),
-        ("brief", "is a line for each file", ("show_globals",)),
-    ),
-    "diff": (
-        ("no_values", "leaves the values out", ("rtol", "atol", "stat")),
-        ("quiet", "prints the verdict alone", ("stat",)),
-    ),
-    "stat": (("as_json", "is an object with all about a file", ("table_format", "limit")),),
-    "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
-}
-"""By verb: an option, what it does, and the options that then have no effect."""
 
 _ASKED: Final = "ckptool.remote"
 """Key of a click context for the options on how remote files are reached."""
@@ -180,33 +134,6 @@ pager_option = flag("--pager", says="Show everything in a pager.")
 LOCAL: Final = "local"
 _ADDRESS: Final = re.compile(r"(ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local)")
 """What may follow ``--ray``: anything else is the next argument."""
-
-
-def refuse_useless_options() -> None:
-    """Refuse options that would do nothing beside another one that was given."""
-    context = click.get_current_context()
-    given = {
-        one.name: one.opts[-1] if isinstance(one, click.Option) else str(one.metavar)
-        for one in context.command.params
-        if one.name and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
-    }
-    if "as_json" in given and "as_lines" in given:
-        raise click.UsageError("--json and --jsonl are two forms: give one of them.")
-    given |= {"as_json": given["as_lines"]} if "as_lines" in given else {}
-    if (
-        "output" in given
-        and "as_json" in (one.name for one in context.command.params)
-        and given.keys().isdisjoint(("as_json", "as_sarif"))
-    ):
-        raise click.UsageError("-o takes what --json and the like print: give one of them, too.")
-    if "output" in given and not {"as_json", "as_sarif"} <= given.keys():  # the text is printed, too
-        given = {name: option for name, option in given.items() if name not in ("as_json", "as_lines", "as_sarif")}
-    for owner, does, others in _IDLE.get(context.command.name or "", ()):
-        idle = next((name for name in others if name in given and name != owner), None) if owner in given else None
-        if idle is not None:
-            raise click.UsageError(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")
-    if "no_fold" in given and given.keys().isdisjoint(("tree", "depth")):
-        raise click.UsageError("--no-fold is about the tree: give --tree, too.")
 
 
 class RayCommand(Command):

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, T
 
 import ckptool.system as system
 from ckptool.checking.scan import ENDED
-from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, as_ours, reason_of
 from ckptool.sources.checksums import processors
 from ckptool.sources.paths import is_relative, shown_path
-from ckptool.sources.source import Progress
+from ckptool.sources.source import Closing, Progress
 
 if TYPE_CHECKING:
     from ckptool.migration.file_jobs import Job, Opened, Written

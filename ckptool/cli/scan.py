@@ -220,22 +220,18 @@ class _Run:
             most=most,
             starts_here=lambda place: is_relative(place.path),
         ):
-            self._take(answers)
-
-    def _take(self, answers: Iterable[tuple[Target, bytes | Lost]]) -> None:
-        rows: list[bytes] = []
-        of_tensors: list[bytes] = []
-        for place, answer in answers:
-            if isinstance(answer, Lost):
-                row = lost_row(place.path, self._asked, answer.kind, answer.message)
-                answer = json.dumps(row).encode()
-            if answer.startswith(_HEAD_OF_TENSOR):
-                of_tensors.append(answer)
-            elif answer == SAME:
-                self._skip(self._known[hash((shown_path(place.path), place.known))])
-            elif self._is_counted(answer, is_meant=place.is_meant):
-                rows.append(answer)
-        self._write(rows, of_tensors)
+            rows: list[bytes] = []
+            of_tensors: list[bytes] = []
+            for place, answer in answers:
+                if isinstance(answer, Lost):
+                    answer = json.dumps(lost_row(place.path, self._asked, answer.kind, answer.message)).encode()
+                if answer.startswith(_HEAD_OF_TENSOR):
+                    of_tensors.append(answer)
+                elif answer == SAME:
+                    self._skip(self._known[hash((shown_path(place.path), place.known))])
+                elif self._is_counted(answer, is_meant=place.is_meant):
+                    rows.append(answer)
+            self._write(rows, of_tensors)
 
     def _next(self) -> Target | None:
         """Return the next checkpoint that has no row yet; None if there is none at the moment."""

@@ -12,7 +12,7 @@ import click
 
 from ckptool.checking.value_survey import ValueRow, statistics_of
 from ckptool.checkpoints.weights import refuse_archive
-from ckptool.cli.options import AnyPath, many_files, refuse_useless_options, remote_options
+from ckptool.cli.options import AnyPath, many_files, remote_options
 from ckptool.cli.printing import Failed, Result, say_each
 from ckptool.cli.tables import Selection, left_out, limit_of, patterns, rows
 from ckptool.cli.text import ProgressLine, can_print
@@ -55,7 +55,6 @@ def stat(files: tuple[str, ...], **options: Any) -> None:
     integer. Needs numpy, but not torch. Exit code 1 means that a pattern matches no name in any file, or that values of
     a tensor could not be read; 2 that a file could not be read.
     """
-    refuse_useless_options()
     selection = Selection(options)
 
     @contextmanager

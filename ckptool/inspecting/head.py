@@ -123,18 +123,18 @@ def _model_of(classes: Mapping[str, str]) -> str:
 
 
 def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> Iterator[Fact]:
-    """Yield the facts about a file; those without items are left out."""
-    yield from (fact for fact in _facts(checkpoint, summary, room) if fact.items)
-
-
-def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fact]:
+    """Yield the facts about a file; those without items print nothing."""
     in_shards = f" in {counted(len(checkpoint.shards), 'shard')}" if checkpoint.shards else ""
     yield Fact("format", [f"{checkpoint.format}{in_shards}, {show_nbytes(checkpoint.file_nbytes)}"])
     family = family_in(checkpoint)
     yield Fact("form", [f"{_form(checkpoint, room)}{f', {show(str(family))}' if family is not None else ''}"])
-    tied = f", {summary.tied:,} of them tied" if summary.tied else ""
     if summary.tensors or not checkpoint.members:
-        yield Fact("tensors", [f"{summary.tensors:,}{tied}; {_numel(summary)}, {show_nbytes(summary.nbytes)}"])
+        tied = f", {summary.tied:,} of them tied" if summary.tied else ""
+        numel, own = summary.numel, summary.parameters
+        elements = f"{counted(numel, 'parameter' if own == numel else 'element')}{rough(numel)}"
+        if own is not None and own != numel:
+            elements = f"{counted(own, 'parameter')}{rough(own)} in the weights, {elements} in all"
+        yield Fact("tensors", [f"{summary.tensors:,}{tied}; {elements}, {show_nbytes(summary.nbytes)}"])
     if summary.tensors:
         yield Fact("devices", [counts(summary.devices)])
         yield Fact("dtypes", [counts(summary.dtypes)])
@@ -170,15 +170,6 @@ def _facts(checkpoint: Checkpoint, summary: Summary, room: Room) -> Iterator[Fac
     extras = [extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata"]
     if extras:
         yield Fact("also holds", [_extras(extras, room)])
-
-
-def _numel(summary: Summary) -> str:
-    """Return how many elements there are, and how many of them are the weights."""
-    numel, own = summary.numel, summary.parameters
-    whole = f"{counted(numel, 'parameter' if own == numel else 'element')}{rough(numel)}"
-    if own is None or own == numel:
-        return whole
-    return f"{counted(own, 'parameter')}{rough(own)} in the weights, {whole} in all"
 
 
 def family_in(checkpoint: Checkpoint) -> Family | None:

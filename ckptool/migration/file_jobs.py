@@ -18,7 +18,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
-from ckptool.closing import Closing
 from ckptool.errors import FileUnavailable, OutputFailed, SourceChanged, about
 from ckptool.formats import open_checkpoint
 from ckptool.limits import DEFAULT_LIMITS
@@ -29,7 +28,7 @@ from ckptool.migration.plan import Plan
 from ckptool.migration.writing import Writing
 from ckptool.pickles.reader import gc_paused
 from ckptool.sources.files import open_source
-from ckptool.sources.source import Meter, Progress, Source
+from ckptool.sources.source import Closing, Meter, Progress, Source
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from zlib import crc32
 
 from ckptool.checkpoints.checkpoint import Checkpoint
-from ckptool.closing import Closing
 from ckptool.errors import Cancelled, OutputFailed
 from ckptool.formats import open_checkpoint
 from ckptool.limits import Limits
@@ -45,7 +44,7 @@ from ckptool.pickles.reader import gc_paused
 from ckptool.sources.checksums import WORTH_A_THREAD, joined_crc32, pieces, runs, threads
 from ckptool.sources.files import FileSource
 from ckptool.sources.paths import is_remote
-from ckptool.sources.source import Meter, ReadAhead
+from ckptool.sources.source import Closing, Meter, ReadAhead
 from ckptool.tensors.payloads import Payload, check_storages
 from ckptool.tensors.pieces import Extent, PiecesSource
 

@@ -13,14 +13,36 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from ckptool.cancellation import STEP_NBYTES, Cancellation
 from ckptool.errors import SourceChanged
 
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it since Python 3.11
+
 CLOSED = "the checkpoint is closed"
 
 Compare: TypeAlias = "Callable[[int], None]"
+
+
+class Closing:
+    """A context manager that calls its ``close`` at the end of the ``with`` block, also after an error."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Source:

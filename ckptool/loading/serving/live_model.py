@@ -38,7 +38,6 @@ from ckptool.checking.value_survey import DIVERGED, is_meant
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.digest import digest_of
 from ckptool.checkpoints.weights import Weights, WeightsChoice
-from ckptool.closing import Closing
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, drop_tracebacks
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice
@@ -67,6 +66,7 @@ from ckptool.names.matching import Renames
 from ckptool.sections import completed
 from ckptool.sources.files import Origin
 from ckptool.sources.paths import shown_path
+from ckptool.sources.source import Closing
 from ckptool.sources.versions import version_under
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo

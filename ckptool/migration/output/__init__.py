@@ -34,12 +34,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import ckptool.system as system
-from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed, reason_of
 from ckptool.messages import counted, some
 from ckptool.sources.journal import refuse_edited
 from ckptool.sources.paths import is_remote
-from ckptool.sources.source import Source
+from ckptool.sources.source import Closing, Source
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

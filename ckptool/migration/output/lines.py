@@ -14,9 +14,9 @@ from itertools import islice
 from typing import Any, Final
 
 import ckptool.system as system
-from ckptool.closing import Closing
 from ckptool.errors import MissingPackage, OutputFailed
 from ckptool.migration.output import Output, failed
+from ckptool.sources.source import Closing
 
 _AT_ONCE: Final = 1 << 20
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from ckptool.closing import Closing
 from ckptool.errors import OutputExists, OutputFailed
 from ckptool.migration.output import Place
 from ckptool.sources.address import Remote
 from ckptool.sources.remote.bucket import Stored, Upload, exists, temporary
-from ckptool.sources.source import Progress
+from ckptool.sources.source import Closing, Progress
 
 _COPIES_AT_ONCE: Final = 64
 
