@@ -95,7 +95,8 @@ def inspect(files: tuple[str, ...], **options: Any) -> None:
 def _columns(asked: str | None) -> Sequence[str]:
     if asked is None:
         return columns.DEFAULT_COLUMNS
-    names = [columns.column_named(name) for name in asked.split(",") if name.strip()]
+    spelt = ["_".join(name.lower().replace("-", " ").split()) for name in asked.split(",") if name.strip()]
+    names = [columns.OTHER_NAMES.get(name, name) for name in spelt]
     if names == ["all"]:
         return tuple(columns.COLUMNS)
     unknown = [name for name in names if name not in columns.COLUMNS]

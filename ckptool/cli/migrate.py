@@ -516,6 +516,11 @@ def merge(files: tuple[str, ...], **options: Any) -> None:
     output = output_for({**options, "as_lines": False}, files[:1], is_list=False, is_bare=options["quiet"])
     line = ProgressLine(1, shown=output.shows_progress)
     line.next(files[0])
+    try:
+        shares = None if options["shares"] is None else [float(one) for one in options["shares"].split(",")]
+    except ValueError as error:
+        fact = f"not numbers with commas between them: {options['shares']}"
+        raise click.BadParameter(fact, param_hint="--shares") from error
     outcome: Outcome
     try:
         outcome = merge_files(
@@ -524,7 +529,7 @@ def merge(files: tuple[str, ...], **options: Any) -> None:
             lora=strong or None,
             scale=options["scale"],
             average=files[1:] or None,
-            shares=_shares(options["shares"]),
+            shares=shares,
             progress=line,
             read_back=line.read_back,
             **{name: options[name] for name in ("ema", "force", "dry_run", *Changes._fields) if name in options},
@@ -553,10 +558,3 @@ def _strong(text: str) -> tuple[str, float]:
         if os.path.lexists(path):
             raise click.BadParameter(f"not a number: {number!r}, in {text}", param_hint="--lora") from error
         return text, 1.0
-
-
-def _shares(text: str | None) -> list[float] | None:
-    try:
-        return None if text is None else [float(one) for one in text.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(f"not numbers with commas between them: {text}", param_hint="--shares") from error

@@ -23,7 +23,6 @@ from ckptool.sources.paths import command_line, shown_path
 
 if TYPE_CHECKING:
     from ckptool.recipes.recipe import Recipe, Rule
-    from ckptool.torch_ops.devices import DeviceReport
 
 
 @click.command(cls=Command)
@@ -51,19 +50,16 @@ def report(file: str, other: str | None, output: str, *, digest: bool, **options
     differs and by how much. The same files make the same page. Exit code 2 means that a file could not be read; if it
     exists, the page says why. Nobody may read the page who may not read the files.
     """
-    from ckptool.cli.page.report import page_path
     from ckptool.cli.page.report import report as write_page
 
     if other is None and any(options[name] for name in ("key_a", "key_b", "ignore_wrappers")):
         raise click.UsageError("--key-a, --key-b and --ignore-wrappers are about two files: give OTHER, too.")
-    try:
-        page_path(output, (file, other))
-    except ValueError as refused:
-        raise click.BadParameter(str(refused), param_hint="--output") from refused
     line = ProgressLine()
     line.next(other or file)
     try:
         error = write_page(file, output, other, digest=digest, progress=line, **options)
+    except ValueError as refused:
+        raise click.BadParameter(str(refused), param_hint="--output") from refused
     finally:
         line.clear()
     if error is not None:
@@ -207,21 +203,16 @@ def devices(*, as_json: bool) -> None:
         missing = report.cuda_missing and asdict(report.cuda_missing)
         head = {"schema": _DEVICES_SCHEMA, "torch": report.torch_version, "cuda_build": report.cuda_build}
         print_json({**head, "devices": listed, "cuda_missing": missing})
-    else:
-        say_sections(_device_sections(report), None)
-
-
-def _device_sections(report: DeviceReport) -> Iterator[Section]:
+        return
     built = f", built for CUDA {report.cuda_build}" if report.cuda_build else ""
-    yield f"torch {report.torch_version}{built}"
-    yield ""
     rows = []
     for one in report.devices:
         sizes = ("-" if size is None else f"{size / 2**30:,.1f} GiB" for size in (one.free_nbytes, one.total_nbytes))
         rows.append((one.tag, one.name, *sizes, one.compute_capability or "-"))
-    yield Table(("device", "name", "free", "total", "compute capability"), rows, [False] * 5)
+    table = Table(("device", "name", "free", "total", "compute capability"), rows, [False] * 5)
+    say_sections([f"torch {report.torch_version}{built}", "", table], None)
     if report.cuda_missing:
-        yield from ("", f"No CUDA: {report.cuda_missing.message}", f"Hint: {report.cuda_missing.hint}")
+        say_sections(["", f"No CUDA: {report.cuda_missing.message}", f"Hint: {report.cuda_missing.hint}"], None)
 
 
 @click.command(cls=Command)

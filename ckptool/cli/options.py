@@ -24,7 +24,10 @@ _ASKED: Final = "ckptool.remote"
 
 
 class AnyPath(click.Path):
-    """A path as it was given; ``click.Path`` asks the system about it, which takes no NUL."""
+    """
+    A path as it was given; an address gets the options on how remote files are reached. ``click.Path`` would ask the
+    system about it, which takes no NUL.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         asked = ctx.meta.get(_ASKED) if ctx is not None else None
@@ -57,12 +60,6 @@ remote_options = together(
     _of_reach("--download", "Fetch into a temporary file what https:// gives only as a whole.", is_flag=True),
 )
 """Options on how remote files are reached."""
-
-
-def with_remote_options(path: str) -> str:
-    """Return a path from a list; an address gets the options on how remote files are reached."""
-    found: str = AnyPath().convert(path, None, click.get_current_context())
-    return found
 
 
 def choices(found: Callable[[], Iterable[str]], *, is_list: bool = False) -> Callable[..., list[CompletionItem]]:

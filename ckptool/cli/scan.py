@@ -18,7 +18,7 @@ from ckptool.arguments import UTF_16_MARKS, as_utf8
 from ckptool.checking.policy import EXIT_CODES, Policy
 from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Rows, ScanOptions, is_other, lost_row
 from ckptool.cli.check import gate_options, policy_of
-from ckptool.cli.options import AnyPath, RayCommand, ray_option, reach_options, with_remote_options
+from ckptool.cli.options import AnyPath, RayCommand, ray_option, reach_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.printing import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
 from ckptool.cli.text import painted, say, terminal_width
@@ -123,20 +123,13 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
 
 def _paths(paths: Iterable[str], lists: Iterable[BinaryIO]) -> Iterator[str]:
     yield from (path for path in paths if path != "-")
-    for line in chain.from_iterable(map(_lines_of, lists)):
-        path = system.listed_path(line.rstrip(b"\r\n"))
-        if path:
-            yield with_remote_options(path)
-
-
-def _lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a list as they come; one with a byte order mark, as PowerShell writes it, is read at once."""
-    first = stream.readline()
-    if first.startswith(UTF_16_MARKS):
-        yield from as_utf8(first + stream.read()).splitlines()
-    else:
-        yield as_utf8(first)
-        yield from stream
+    for stream in lists:  # their lines are taken as they come; with a mark of UTF-16, as PowerShell writes it, at once
+        first = stream.readline()
+        is_wide = first.startswith(UTF_16_MARKS)
+        lines = as_utf8(first + stream.read()).splitlines() if is_wide else chain([as_utf8(first)], stream)
+        for path in (system.listed_path(line.rstrip(b"\r\n")) for line in lines):
+            if path:
+                yield AnyPath().convert(path, None, click.get_current_context())
 
 
 class _Known(NamedTuple):

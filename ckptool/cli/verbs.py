@@ -310,7 +310,7 @@ def _refuse_useless_options(context: click.Context) -> None:
     given |= {"as_json": given["as_lines"]} if "as_lines" in given else {}
     if (
         "output" in given
-        and "as_json" in (one.name for one in context.command.params)
+        and "as_lines" in (one.name for one in context.command.params)
         and given.keys().isdisjoint(("as_json", "as_sarif"))
     ):
         raise click.UsageError("-o takes what --json and the like print: give one of them, too.")

@@ -151,15 +151,10 @@ def _matched_containers(pair: _Pair, cancellation: Cancellation | None) -> Itera
         return iter(()) if is_same else None
     if type(a) is not type(b) or isinstance(a, Set):
         return None
-    if isinstance(a, Call):
-        return _matched_calls(pair, cancellation)
     if isinstance(a, PersistentId):
         return iter(() if _is_alike(a.pid, b.pid) else (_Pair(("pid", pair.place), a.pid, b.pid),))
-    return _by_index(pair, a, b, cancellation)
-
-
-def _matched_calls(pair: _Pair, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
-    a, b = pair.a, pair.b
+    if not isinstance(a, Call):
+        return _by_index(pair, a, b, cancellation)
     items = _by_index(pair, a.items or [], b.items or [], cancellation)
     pairs = _by_key(pair, a.pairs or [], b.pairs or [], cancellation)
     if items is None or pairs is None or _renamed(nodes.class_name(a)) != _renamed(nodes.class_name(b)):

@@ -92,7 +92,7 @@ COLUMNS: dict[str, Column] = {
     "pieces": Column("pieces", False, _pieces),
 }
 """By name, which is the header with ``_`` for a space."""
-_OTHER_NAMES = {"numel": "elements", "parameters": "elements", "nbytes": "bytes", "parameter": "of_parameter"}
+OTHER_NAMES: Final = {"numel": "elements", "parameters": "elements", "nbytes": "bytes", "parameter": "of_parameter"}
 DEFAULT_COLUMNS = ("name", "shape", "dtype", "device", "elements", "size")
 
 _NUMBERS: Final = re.compile("([0-9]{1,18})")
@@ -106,12 +106,6 @@ SORT_KEYS: dict[str, Callable[[LazyTensor], object]] = {
 }
 OTHER_SORT_KEYS = {"numel": "elements", "parameters": "elements", "bytes": "size", "nbytes": "size"}
 """Other names for them, as those of columns."""
-
-
-def column_named(text: str) -> str:
-    """Return the name of the column that a text means; an unknown one is returned in the same spelling."""
-    name = "_".join(text.lower().replace("-", " ").split())
-    return _OTHER_NAMES.get(name, name)
 
 
 def tensor_file_offset(info: TensorInfo) -> int | None:

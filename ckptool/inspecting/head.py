@@ -143,7 +143,13 @@ def head_facts(checkpoint: Checkpoint, summary: Summary, room: Room = SHORT) -> 
     adapter = adapter_in(checkpoint)
     if adapter is not None:
         kind = family.name if family is not None and family.name.endswith("oRA") else "LoRA"
-        yield Fact("adapter", [f"{kind} {_adapter(adapter, room)}"])
+        ranks = " and ".join(map(str, adapter.ranks))
+        if len(adapter.ranks) > 2:
+            ranks = f"{adapter.ranks[0]} to {adapter.ranks[-1]}"
+        targets = some([show(cut_middle(target, room.path)) for target in adapter.targets], room.extras)
+        base = f"; for {show(cut_middle(adapter.base, room.path))}" if adapter.base else ""
+        where = f"on {targets}, in {counted(adapter.modules, 'module')}{base}"
+        yield Fact("adapter", [f"{kind} of rank {ranks} {where}"])
     if len(checkpoint.state_dicts) > 1 or checkpoint.form in ("checkpoint", "training"):
         dicts = [_state_dict(found, checkpoint.weights, room) for found in checkpoint.state_dicts]
         yield Fact("state dicts", dicts, None)
@@ -191,13 +197,6 @@ def adapter_in(checkpoint: Checkpoint) -> Adapter | None:
     from ckptool.formats.json_beside import base_model
 
     return found._replace(base=base_model(checkpoint.path, checkpoint.source))
-
-
-def _adapter(found: Adapter, room: Room) -> str:
-    ranks = " and ".join(map(str, found.ranks)) if len(found.ranks) < 3 else f"{found.ranks[0]} to {found.ranks[-1]}"
-    targets = some([show(cut_middle(target, room.path)) for target in found.targets], room.extras)
-    base = f"; for {show(cut_middle(found.base, room.path))}" if found.base else ""
-    return f"of rank {ranks} on {targets}, in {counted(found.modules, 'module')}{base}"
 
 
 def extra_lines(checkpoint: Checkpoint) -> Iterator[str]:

@@ -101,7 +101,12 @@ def train(
     with _repeatable(recipe.seed, device):
         model = build().to(device)
         wrapped = wrap(model, recipe.wrap, device)
-        batches = _batches(split.train, recipe)
+        if recipe.wrap == "ddp":
+            share: DistributedSampler[Any] = DistributedSampler(split.train, seed=recipe.seed)
+            batches = DataLoader(split.train, max(1, recipe.batch // dist.get_world_size()), sampler=share)
+        else:
+            generator = torch.Generator().manual_seed(recipe.seed)
+            batches = DataLoader(split.train, recipe.batch, shuffle=True, generator=generator)
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=recipe.learning_rate)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(recipe.epochs * len(batches), 1))
         ema = AveragedModel(model, avg_fn=ema_average)
@@ -146,14 +151,6 @@ def _one_epoch(trained: Trained, batches: Iterable[Any], device: torch.device) -
     if dist.is_initialized():
         dist.all_reduce(total)
     return float(total[0] / total[1])
-
-
-def _batches(train_set: TensorDataset, recipe: Recipe) -> Batches:
-    if recipe.wrap == "ddp":
-        share: DistributedSampler[Any] = DistributedSampler(train_set, seed=recipe.seed)
-        return DataLoader(train_set, max(1, recipe.batch // dist.get_world_size()), sampler=share)
-    generator = torch.Generator().manual_seed(recipe.seed)
-    return DataLoader(train_set, recipe.batch, shuffle=True, generator=generator)
 
 
 @contextmanager

@@ -77,30 +77,27 @@ def report(
     if other is None and (key_a or key_b or ignore_wrappers):
         raise ValueError("key_a, key_b and ignore_wrappers are about two files: give other, too")
     name, a, b = os.fspath(output), os.fspath(path), None if other is None else os.fspath(other)
-    error: CkptoolError | None = None
-    with Output(page_path(name, (a, b)), force=force, shown=name) as page:
+    if "://" in name:
+        raise ValueError("an address, and pages are written to files here")
+    stem, suffix = os.path.splitext(name)
+    if suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"a page is a file of HTML: name it {show(stem)}.html")
+    if any(one is not None and is_same_file(name, one.partition("::")[0]) for one in (a, b)):
+        raise ValueError(f"{show(name)} is what is read: write to another file")
+    error, compared = None, None
+    with Output(name, force=force, shown=name) as page:
         # It is created before anything is read, so that a name that cannot be written fails at once.
         rows = _Rows(page, progress, limits, with_values=bool(values))
         if b is None:
-            content, error = _of_one(a, rows, digest=digest)
+            files, error = _of_one(a, rows, digest=digest)
         else:
             sides = {"key_a": key_a, "key_b": key_b, "ignore_wrappers": ignore_wrappers}
-            content = _of_two(a, b, rows, progress, values=values, digest=digest, **sides)
-        page.write(content)
+            files, compared = _of_two(a, b, rows, progress, values=values, digest=digest, **sides)
+        tensors = packed(rows.found) if error is None else None
+        content = {"schema": SCHEMA, "version": __version__, "files": files, "compared": compared, "tensors": tensors}
+        page.write(document(" and ".join(str(file["name"]) for file in files), content))
         page.publish()
     return error
-
-
-def page_path(output: str, files: tuple[str, str | None]) -> str:
-    """Return the path of the page; raise ValueError if it is not a name for one, or is a file to read."""
-    if "://" in output:
-        raise ValueError("an address, and pages are written to files here")
-    stem, suffix = os.path.splitext(output)
-    if suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"a page is a file of HTML: name it {show(stem)}.html")
-    if any(one is not None and is_same_file(output, one.partition("::")[0]) for one in files):
-        raise ValueError(f"{show(output)} is what is read: write to another file")
-    return output
 
 
 class _Rows:
@@ -132,23 +129,22 @@ class _Rows:
             self.page.narrow(os.stat(path.partition("::")[0]).st_mode)
 
 
-def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[bytes, CkptoolError | None]:
-    """Return a page of one file, or of a folder, and the error if it cannot be opened."""
+def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[list[dict[str, object]], CkptoolError | None]:
+    """Return the facts of one file, or of a folder, and the error if it cannot be opened."""
     found = None if os.path.isdir(path) else check(path, digest=digest, limits=rows.limits)
     if found is None or found.form == "archive":
         files, own = _files_in(path, rows.limits)
         if files:
             rows.note(path)
-            return _page([folder_facts(path, own, _reports(files, rows), rows.depth)], rows.found), None
+            return [folder_facts(path, own, _reports(files, rows), rows.depth)], None
     found = found or check(path, digest=digest, limits=rows.limits)
     if found.error is not None:
         if isinstance(found.error, FileUnavailable) and not os.path.isdir(path):
             raise found.error
         rows.note(path)
-        return _page([report_facts(found)]), found.error
+        return [report_facts(found)], found.error
     with open_checkpoint(path, limits=rows.limits) as checkpoint:
-        facts = file_facts(checkpoint, rows.add(checkpoint, found))
-    return _page([facts], rows.found), None
+        return [file_facts(checkpoint, rows.add(checkpoint, found))], None
 
 
 def _files_in(path: str, limits: Limits) -> tuple[dict[str, Target], Sequence[Finding]]:
@@ -187,8 +183,8 @@ def _reports(files: Mapping[str, Target], rows: _Rows) -> dict[str, CheckReport]
 
 def _of_two(
     a: str, b: str, rows: _Rows, progress: Progress | None, *, values: bool | None, digest: bool, **sides: Any
-) -> bytes:
-    """Return a page of two files and their differences; ``values`` adds statistics, and False does not compare them."""
+) -> tuple[list[dict[str, object]], dict[str, object]]:
+    """Return the facts of two files and of their differences; ``values`` adds statistics, and False compares none."""
     compared = diff(a, b, values=values is not False, stat=bool(values), progress=progress, limits=rows.limits, **sides)
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=rows.limits)) for path in (a, b)]
@@ -208,7 +204,7 @@ def _of_two(
         for one in checkpoints:
             rows.page.narrow(mode_of(one.source))
             one.check_unchanged()
-    return _page(facts, rows.found, comparison_facts(compared))
+    return facts, comparison_facts(compared)
 
 
 def _with_values(
@@ -223,17 +219,3 @@ def _with_values(
 
     odd = survey(checkpoint, DEFAULT_LIMITS, SILENT, known)
     return found._replace(depth="values", findings=(*found.findings, *odd))
-
-
-def _page(
-    files: list[dict[str, object]], rows: Sequence[dict[str, Any]] | None = None, compared: object = None
-) -> bytes:
-    title = " and ".join(str(file["name"]) for file in files)
-    content = {
-        "schema": SCHEMA,
-        "version": __version__,
-        "files": files,
-        "compared": compared,
-        "tensors": None if rows is None else packed(rows),
-    }
-    return document(title, content)
