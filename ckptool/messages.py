@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Final
 
 _LONGEST_VALUE: Final = 1 << 16
@@ -83,7 +82,6 @@ class _Shown(dict[int, str]):
 _SHOWN = _Shown()
 
 
-@lru_cache(maxsize=1 << 10)  # layers have the same sizes again and again
 def show_nbytes(nbytes: int) -> str:
     """Return a size in bytes for people: three digits and a binary unit."""
     if nbytes < 1000:

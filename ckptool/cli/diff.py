@@ -10,8 +10,8 @@ from typing import Any, Final
 import click
 
 from ckptool.cli.options import AnyPath, pager_option, recipe_options, remote_options
-from ckptool.cli.printing import Failed, Json, Output, Result, Text
-from ckptool.cli.text import ProgressLine, advised, in_options, pager, say, terminal_width
+from ckptool.cli.printing import Failed, Result, output_for
+from ckptool.cli.text import ProgressLine, advised, in_options, pager, say
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.diffing.diff import diff as diff_files
 from ckptool.diffing.report import SCHEMA, DiffReport, sections_of
@@ -50,7 +50,7 @@ def diff(a: str, b: str, **options: Any) -> None:
     Exit code 0: the same; 1: different; 2: could not be compared.
     """
     as_json, quiet = options["as_json"], options["quiet"]
-    output: Output = Json(as_lines=False, is_list=False) if as_json else Text(terminal_width(), None)
+    output = output_for(options, [a], is_list=False, has_totals=False)
     line = ProgressLine(shown=not quiet and output.shows_progress)
     line.next(b)
     report, result = None, Result(a)

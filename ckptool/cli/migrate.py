@@ -513,7 +513,7 @@ def merge(files: tuple[str, ...], **options: Any) -> None:
     strong: dict[str | os.PathLike[str], float] = dict(map(_strong, options["lora"]))
     if len(strong) < len(options["lora"]):
         raise click.UsageError("one adapter is given twice: add up its numbers")
-    output = output_for({**options, "as_lines": False}, files[:1], is_list=False, is_bare=options["quiet"])
+    output = output_for(options, files[:1], is_list=False, is_bare=options["quiet"])
     line = ProgressLine(1, shown=output.shows_progress)
     line.next(files[0])
     try:

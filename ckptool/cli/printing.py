@@ -219,8 +219,8 @@ def output_for(
     Return the output that the options ask for; if ``is_bare``, people get only what was requested. What is for programs
     goes to the ``stream``, or to standard output.
     """
-    if options["as_json"] or options["as_lines"]:
-        return Json(as_lines=options["as_lines"], is_list=is_list, stream=stream)
+    if options["as_json"] or options.get("as_lines"):
+        return Json(as_lines=bool(options.get("as_lines")), is_list=is_list, stream=stream)
     if options.get("as_sarif"):
         return Sarif(stream)
     if options.get("table_format") is not None:

@@ -166,21 +166,16 @@ def say_sections(sections: Iterable[Section], width: int | None, before: Sequenc
     """Print a report for a terminal of so many columns, with lines ``before`` it, and return whether there is one."""
     is_empty = True
     for section in sections:
-        if lines := [*(before if is_empty else ()), *_laid_out(section, width)]:
-            say("\n".join(lines))
+        spared: Sequence[str] = ()
+        if isinstance(section, Table) and width is not None:
+            section, spared = fitted(section, width)
+        lines = section_lines(section, width)
+        if not isinstance(section, Lines | Table):
+            lines = wrapped(lines, width)
+        if all_lines := [*(before if is_empty else ()), *lines, *wrapped([no_room(spared)] if spared else [], width)]:
+            say("\n".join(all_lines))
         is_empty = False
     return not is_empty
-
-
-def _laid_out(section: Section, width: int | None) -> Iterator[str]:
-    if isinstance(section, Table) and width is not None:
-        table, spared = fitted(section, width)
-        yield from section_lines(table, width)
-        yield from wrapped([no_room(spared)] if spared else [], width)
-    elif isinstance(section, Lines | Table):
-        yield from section_lines(section, width)
-    else:
-        yield from wrapped(section_lines(section, width), width)
 
 
 def _broken(line: str, label: str, hanging: str, room: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from ckptool.cancellation import each
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.weights import left_beside
 from ckptool.diffing.report import UNREAD, DiffedFile, DiffReport, OrderChange, ShapeChange
-from ckptool.diffing.sides import Aspect, Scope, Side, heads, scope_of, side_of
+from ckptool.diffing.sides import Scope, Side, heads, scope_of, side_of
 from ckptool.diffing.trees import ABSENT, NOTHING, Change, tree_changes
 from ckptool.diffing.values import ValueComparer
 from ckptool.errors import MissingPackage, UnsupportedFeature, about
@@ -85,6 +85,8 @@ def diff(
     """
     tolerance = _tolerance(rtol, atol, has_values=values, stat=stat)
     layout = requested_recipe(recipe, recipe_arguments, reverse=reverse)
+    asked = {"order": ignore_order, "devices": ignore_device, "dtypes": ignore_dtype}
+    ignored = {aspect for aspect, is_ignored in asked.items() if is_ignored}
     with ExitStack() as stack:
         checkpoints = [stack.enter_context(open_checkpoint(path, limits=limits)) for path in (a, b)]
         scope, keys = scope_of(checkpoints[0], checkpoints[1], key_a, key_b, layout), (key_a, key_b)
@@ -96,12 +98,10 @@ def diff(
             meter = Meter(progress, sum({identity(info): info.nbytes for info in infos}.values()))
             paths = checkpoints[0].path, checkpoints[1].path
             comparer = ValueComparer(size, tolerance, limits, paths, meter) if values else None
-            found = _Differences(checkpoints, sides, comparer, ignore_device=ignore_device, ignore_dtype=ignore_dtype)
+            found = _Differences(checkpoints, sides, comparer, ignored)
             found.compare(sides[0].tensors, sides[1].tensors)
             found.compare(sides[0].attributes, sides[1].attributes)
             report = found.report(scope, keys)
-            if ignore_order:
-                report = report._replace(order=None)
             if report.only_a and report.only_b:
                 a, b = (side.tensors.keys() for side in _sides(checkpoints, scope, keys, layout, aligned=True))
                 report = report._replace(wrapped=len(a & b) > len(infos))
@@ -162,19 +162,14 @@ class _Differences:
         checkpoints: Sequence[Checkpoint],
         sides: tuple[Side, Side],
         comparer: ValueComparer | None,
-        *,
-        ignore_device: bool,
-        ignore_dtype: bool,
+        ignored: set[str],
     ) -> None:
         self._checkpoints = checkpoints
         self._cancellation = checkpoints[0].source.cancellation
         self._a, self._b = sides
-        self._lacks: frozenset[Aspect] = self._a.lacks | self._b.lacks
         self._comparer = comparer
-        self._ignore_device = ignore_device
-        self._ignore_dtype = ignore_dtype
-        asked = {"dtypes": ignore_dtype, "devices": ignore_device or "devices" in self._lacks}
-        self._ignored = {kind for kind, is_ignored in asked.items() if is_ignored}
+        self._ignored = {*ignored, *self._a.lacks, *self._b.lacks}
+        """Aspects that were not asked for, or that a format does not record."""
         self._tensors = 0
         self._found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
         self._unknown: list[str] = []
@@ -187,7 +182,7 @@ class _Differences:
         self._note_missing("only", a, b)
         common = [name for name in a if name in b]
         self._tensors += len(common)
-        if "ties" not in self._lacks:
+        if "ties" not in self._ignored:
             ties_a, ties_b = (dict.fromkeys(_ties(each(common, self._cancellation), tensors)) for tensors in (a, b))
             self._note_missing("ties", ties_a, ties_b)
         for name in each(common, self._cancellation):
@@ -225,7 +220,7 @@ class _Differences:
         try:
             found = comparer.difference(name, a, b)
         except MissingPackage:
-            if a.dtype == b.dtype or self._ignore_dtype:
+            if a.dtype == b.dtype or "dtypes" in self._ignored:
                 raise  # nothing else says whether they differ
             self._two_types.append(name)
             return
@@ -268,9 +263,9 @@ class _Differences:
             b=_file(self._checkpoints[1], b),
             scope=scope,
             tensors=self._tensors,
-            order=None if "order" in self._lacks else _order(a, b),
+            order=None if "order" in self._ignored else _order(a, b),
             metadata=tuple(_metadata(a, b)),
-            others=tuple(islice(others, 0 if "values that are no tensors" in self._lacks else _MOST_CHANGES)),
+            others=tuple(islice(others, 0 if "values that are no tensors" in self._ignored else _MOST_CHANGES)),
             values_compared=self._comparer is not None,
             not_compared=tuple(self._not_compared(keys)),
             wrapped=False,
@@ -283,13 +278,13 @@ class _Differences:
         if any(rebuilder is not None and rebuilder.tensor(node) is not None for rebuilder, node in rebuilders):
             return True  # tensors are compared by name
         if not (isinstance(one, PersistentId) and isinstance(other, PersistentId)):
-            return True if self._ignore_device and _is_device(one) and _is_device(other) else None
+            return True if "devices" in self._ignored and _is_device(one) and _is_device(other) else None
         left, right = (rebuilder.storage(node) if rebuilder is not None else None for rebuilder, node in rebuilders)
         if left is None or right is None:
             return None
         if (left.dtype, left.ref.nbytes) != (right.dtype, right.ref.nbytes):
             return False
-        if left.ref.location != right.ref.location and not self._ignore_device:
+        if left.ref.location != right.ref.location and "devices" not in self._ignored:
             return False
         return self._comparer is None or self._comparer.same_bytes((left.ref, right.ref), (0, 0), left.ref.nbytes)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -71,14 +70,13 @@ def _or_dash(value: object) -> str:
 
 
 _yes_no: Final = {None: "-", True: "yes", False: "no"}.__getitem__
-_with_commas: Final = lru_cache(1024)("{:,}".format)  # most tensors share a few sizes
 
 COLUMNS: dict[str, Column] = {
     "name": Column("name", False, lambda name, _info, _related: show(name) or "(root)"),
     "shape": Column("shape", False, lambda _name, info, _related: list(info.shape), str),
     "dtype": Column("dtype", False, _dtype),
     "device": Column("device", False, lambda _name, info, _related: show(info.location)),
-    "elements": Column("elements", True, lambda _name, info, _related: info.numel, _with_commas),
+    "elements": Column("elements", True, lambda _name, info, _related: info.numel, "{:,}".format),
     "size": Column("size", True, lambda _name, info, _related: info.total_nbytes, show_nbytes),
     "bytes": Column("bytes", True, lambda _name, info, _related: info.total_nbytes, str),
     "stride": Column("stride", False, lambda _name, info, _related: list(info.stride), str),

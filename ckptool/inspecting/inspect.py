@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, count
+from contextlib import suppress
+from itertools import accumulate, chain, count
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptool.arguments import checked
 from ckptool.checking.finding import Finding
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import sharing, summarise
-from ckptool.checkpoints.training import TrainingState, parameter_names, training_states
+from ckptool.checkpoints.training import parameter_names, training_states
 from ckptool.errors import LimitExceeded, UnreadableFile, UnsupportedFeature
 from ckptool.formats import open_checkpoint
 from ckptool.formats.json_beside import quantization_of
@@ -35,8 +36,6 @@ from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
     from ckptool.checkpoints.digest import Known
-    from ckptool.checkpoints.families import Adapter
-    from ckptool.checkpoints.quantized import Quantization
 
 
 _LONGEST_CLASS = 256
@@ -137,9 +136,7 @@ def inspect_object(
             for found in checkpoint.state_dicts
         ],
         **({} if family is None else {"family": family._asdict()}),
-        "adapter": _adapter_json(adapter_in(checkpoint)),
-        "quantization": _quantization_json(quantization_of(checkpoint)),
-        "training": [_training_json(found) for found in training_states(checkpoint)],
+        **_about_weights(checkpoint),
         "tensors": (
             _tensor_json(tensor, shared, checkpoint.shard_of.get(tensor.name), parameters.get(tensor.name))
             for tensor in tensors
@@ -158,36 +155,36 @@ def inspect_object(
     }
 
 
-def _adapter_json(found: Adapter | None) -> dict[str, object] | None:
-    if found is None:
-        return None
-    return {
-        "ranks": list(found.ranks),
-        "targets": [cut(target, _LONGEST_CLASS) for target in found.targets[:_GROUPS_LISTED]],
-        "modules": found.modules,
-        "base": found.base and cut(found.base, _LONGEST_CLASS),
+def _about_weights(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return what the weights are, if they are of an adapter or quantised, and what of a training is beside them."""
+    adapter, quantization = adapter_in(checkpoint), quantization_of(checkpoint)
+    found: dict[str, object] = {}
+    found["adapter"] = adapter and {
+        "ranks": list(adapter.ranks),
+        "targets": [cut(target, _LONGEST_CLASS) for target in adapter.targets[:_GROUPS_LISTED]],
+        "modules": adapter.modules,
+        "base": adapter.base and cut(adapter.base, _LONGEST_CLASS),
     }
-
-
-def _quantization_json(found: Quantization | None) -> dict[str, object] | None:
-    if found is None:
-        return None
-    schemes = [
-        {"name": cut(name), "weights": len(weights), "unscaled": list(map(cut, unscaled[:_GROUPS_LISTED]))}
-        for name, weights, unscaled in found.schemes
+    found["quantization"] = quantization and {
+        "schemes": [
+            {"name": cut(name), "weights": len(weights), "unscaled": list(map(cut, unscaled[:_GROUPS_LISTED]))}
+            for name, weights, unscaled in quantization.schemes
+        ],
+        "method": quantization.settings and cut(quantization.settings.method),
+        "tensors": len(quantization.types),
+    }
+    found["training"] = [
+        {
+            "key": one.key,
+            "role": one.role,
+            "kind": one.kind and cut(one.kind),
+            "class": one.class_name and cut(one.class_name),
+            "steps": one.steps,
+            "groups": [group._asdict() for group in one.groups[:_GROUPS_LISTED]],
+        }
+        for one in training_states(checkpoint)
     ]
-    return {"schemes": schemes, "method": found.settings and cut(found.settings.method), "tensors": len(found.types)}
-
-
-def _training_json(found: TrainingState) -> dict[str, object]:
-    return {
-        "key": found.key,
-        "role": found.role,
-        "kind": found.kind and cut(found.kind),
-        "class": found.class_name and cut(found.class_name),
-        "steps": found.steps,
-        "groups": [group._asdict() for group in found.groups[:_GROUPS_LISTED]],
-    }
+    return found
 
 
 def _tensor_json(
@@ -243,22 +240,15 @@ _MOST_VALUES: Final = 1 << 16
 
 def metadata_lines(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield a line for each key, and more if its value is long, and is JSON or a container."""
-    for key, text in checkpoint.metadata.items():
-        yield from _lines(key, text, _in_json(text))
-    for path, node in checkpoint.extras:
-        if path.rpartition(".")[2] != "_metadata":
-            text, value = _plain(node)
-            yield from _lines(path or "(root)", text, value)
-
-
-def _lines(key: str, text: str, value: object) -> Iterator[str]:
-    is_long = isinstance(value, dict | list | tuple) and len(text) > _LINE
-    try:
-        lines = _dumped(value, indent=2).split("\n") if is_long else [text]
-    except RecursionError:  # nested too deep to lay out
+    texts = ((key, text, _in_json(text)) for key, text in checkpoint.metadata.items())
+    extras = (extra for extra in checkpoint.extras if extra[0].rpartition(".")[2] != "_metadata")
+    for key, text, value in chain(texts, ((path or "(root)", *_plain(node)) for path, node in extras)):
         lines = [text]
-    yield f"{show(key)}: {show(lines[0])}"
-    yield from map(show, lines[1:])
+        if isinstance(value, dict | list | tuple) and len(text) > _LINE:
+            with suppress(RecursionError):  # nested too deep to lay out
+                lines = _dumped(value, indent=2).split("\n")
+        yield f"{show(key)}: {show(lines[0])}"
+        yield from map(show, lines[1:])
 
 
 def _dumped(value: object, **how: Any) -> str:
