@@ -122,27 +122,14 @@ class OnRay(Pool):
     def events(self, handles: Sequence[Any]) -> Iterable[Event]:
         """Wait for one batch, and return its answers."""
         (done,), _ = self._ray.wait(list(handles))
-        found = self._answers(done)
-        if isinstance(found, Lost):
-            return [Event(done, answer=found)]
-        return [*(Event(done, *one) for one in found), Event(done)]
-
-    def stop(self, handles: Sequence[Any]) -> None:
-        """End these batches."""
-        if handles and self._ray.is_initialized():  # else it has ended with all that it did
-            for one in handles:
-                self._ray.cancel(one, force=True)
-            self._ray.wait(list(handles), num_returns=len(handles), timeout=_SECONDS)
-
-    def _answers(self, done: Any) -> Any:
-        """Return the answers of a batch; Lost if its process ended."""
         errors = self._ray.exceptions
         try:
-            return self._ray.get(done)
+            return [*(Event(done, *one) for one in self._ray.get(done)), Event(done)]
         except errors.OutOfMemoryError:
-            return Lost("out-of-memory", "its node had not enough memory, and Ray ended the process that worked at it")
+            fact = "its node had not enough memory, and Ray ended the process that worked at it"
+            return [Event(done, answer=Lost("out-of-memory", fact))]
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError):
-            return Lost(ENDED, "the process on Ray that worked at it ended")
+            return [Event(done, answer=Lost(ENDED, "the process on Ray that worked at it ended"))]
         except errors.RayTaskError as error:
             if isinstance(error.cause, CkptoolError):
                 raise error.cause from error
@@ -151,6 +138,13 @@ class OnRay(Pool):
             raise CkptoolError(fact, kind="ray-failed", hint=hint) from error
         except errors.RayError as error:
             raise CkptoolError(f"Ray cannot do this: {first_line(error)}", kind="ray-failed") from error
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        """End these batches."""
+        if handles and self._ray.is_initialized():  # else it has ended with all that it did
+            for one in handles:
+                self._ray.cancel(one, force=True)
+            self._ray.wait(list(handles), num_returns=len(handles), timeout=_SECONDS)
 
 
 def _run(version: str, folder: str | None, work: Work[Any], items: Sequence[Any]) -> list[tuple[int, Any, bool]]:

@@ -159,21 +159,18 @@ class Pool(Closing):
                         answers.append((batch.left[number] if more else batch.left.pop(number), answer))
                         continue
                     del running[handle]
-                    if answer is not None and batch.left:
-                        tried = _tried_again(batch, answer, tries)
-                        again += tried
-                        answers += () if tried else ((item, answer) for item in batch.left.values())
+                    if answer is None or not batch.left:
+                        continue
+                    deaths = batch.deaths + (len(batch.left) == 1)
+                    if answer.kind == _NOT_BEGUN:
+                        again.append(batch)
+                    elif deaths < tries:
+                        again += [Batch({0: item}, deaths) for item in batch.left.values()]
+                    else:
+                        answers += [(item, answer) for item in batch.left.values()]
                 yield answers
         finally:
             self.stop(list(running))
-
-
-def _tried_again(batch: Batch, why: Lost, tries: int) -> list[Batch]:
-    """Return the batches to try again after a process has ended; none if the rest of its batch is lost."""
-    if why.kind == _NOT_BEGUN:
-        return [batch]
-    deaths = batch.deaths + (len(batch.left) == 1)
-    return [Batch({0: item}, deaths) for item in batch.left.values()] if deaths < tries else []
 
 
 _NOT_BEGUN: Final = "not-begun"

@@ -549,7 +549,7 @@ class Totals:
 
     def add(self, result: Result) -> None:
         """Count a file."""
-        self.let_through(one.code for one, _ in result.let_through)
+        self.let_through(Counter(one.code for one, _ in result.let_through))
         if result.is_other and result.error is not None:
             self.other(result.path, result.error.kind)
         elif result.is_let_through:
@@ -573,8 +573,8 @@ class Totals:
         else:
             self.passed_over(path)
 
-    def let_through(self, codes: Iterable[str]) -> None:
-        """Count findings that do not count."""
+    def let_through(self, codes: Mapping[str, int]) -> None:
+        """Count findings that do not count, by code."""
         self._let_through.update(codes)
 
     def passed_over(self, path: str) -> None:

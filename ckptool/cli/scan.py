@@ -23,7 +23,7 @@ from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
 from ckptool.cli.printing import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
 from ckptool.cli.text import painted, say, terminal_width
 from ckptool.cli.verbs import flag
-from ckptool.errors import NotACheckpoint, OutputFailed
+from ckptool.errors import NotACheckpoint
 from ckptool.formats.listing import Listing, Target, refuse_others
 from ckptool.messages import counted, labelled, show, show_nbytes
 from ckptool.migration.output.lines import Lines, need_parquet, write_parquet
@@ -37,6 +37,7 @@ _HEAD_OF_TENSOR: Final = f'{{"schema": "{SCHEMA_OF_TENSORS}", '.encode()
 _PASSING: Final = (ENDED, "out-of-memory", "permission", "source-changed", "missing-package", "unfinished-edit")
 """Kinds of errors that may be gone at the next try, though the file stays the same."""
 
+_NO_ROW: Final = "no row of scan"
 CONNECTIONS: Final = 64
 _CONNECTIONS_HELP: Final = f"Read N files far away at once, over all processes; by default {CONNECTIONS}."
 _ROUNDS: Final = 4
@@ -110,13 +111,13 @@ def scan(paths: tuple[str, ...], listed: BinaryIO | None, **options: Any) -> Non
             path and files.enter_context(Lines(path, head))
             for path, head in ((options["output"], _HEAD), (options["tensors"], _HEAD_OF_TENSOR))
         )
-        run = _Run(asked, lines, options["output"], tensors, policy, is_summary=options["summary"])
+        run = _Run(asked, lines, tensors, policy, is_summary=options["summary"])
         with pool:
             run.scan(_paths(paths, lists), pool, options["files"])
         if options["parquet"]:
-            for one, path, name in ((lines, options["output"], "scan"), (tensors, options["tensors"], "tensors")):
+            for one, name in ((lines, "scan"), (tensors, "tensors")):
                 if one is not None:
-                    write_table(one, path, json.loads(packaged(Path(__file__).parent / "schemas" / f"{name}.json")))
+                    _write_table(one, json.loads(packaged(Path(__file__).parent / "schemas" / f"{name}.json")))
     run.say_totals(paths, as_json=options["as_json"])
     sys.exit(run.exit_code)
 
@@ -146,7 +147,6 @@ class _Run:
         self,
         asked: ScanOptions,
         lines: Lines | None,
-        output: str | None,
         tensors: Lines | None,
         policy: Policy | None,
         *,
@@ -161,7 +161,6 @@ class _Run:
         if tensors is not None:
             deque(tensors, maxlen=0)  # reading removes a line that was cut off
         self._lines = lines
-        self._output = output
         self._unfinished: set[int] = set()
         """Hashes of paths whose row has an error that may be gone by now, so they get a new row."""
         self._versions: dict[int, str] = {}
@@ -172,7 +171,7 @@ class _Run:
         self._printed = sys.stdout.buffer
         self._rows = self._skipped = self._passed = self._skipped_failed = 0
 
-    def _read(self, lines: Iterable[bytes]) -> dict[int, _Known]:
+    def _read(self, lines: Lines) -> dict[int, _Known]:
         """Return the rows of an earlier run that have all that is requested now, by hash of path and version."""
         found: dict[int, _Known] = {}
         for number, line in enumerate(lines, 1):
@@ -183,10 +182,7 @@ class _Run:
                 exit_code = _exit_code(row)
                 is_judged = self._policy is None or row.get("gate", {}).get("policy") == self._policy.identity
             except (ValueError, KeyError, TypeError) as cause:
-                fact = f"line {number:,} is no row of scan"
-                raise OutputFailed(
-                    fact, kind="foreign-lines", path=self._output, hint="Choose another file."
-                ) from cause
+                raise lines.foreign(number, _NO_ROW) from cause
             if kind in _PASSING:
                 self._unfinished.add(hash(path))
             elif version is not None and set(self._asked.columns) <= columns and is_judged:
@@ -230,7 +226,7 @@ class _Run:
         """Return the next checkpoint that has no row yet; None if there is none at the moment."""
         while (target := self._listing.next()) is not None:
             is_here = not is_remote(target.path)
-            if is_here and self._output is not None and is_same_file(target.path, self._output):
+            if is_here and self._lines is not None and is_same_file(target.path, self._lines.path):
                 continue
             if not self._known:
                 return target
@@ -274,7 +270,7 @@ class _Run:
         self._rows += 1
         self._codes.add(_exit_code(row))
         gate = row.get("gate") or {"outcome": "", "failing": (), "let_through": {}}
-        self._totals.let_through(code for code, count in gate["let_through"].items() for _ in range(count))
+        self._totals.let_through(gate["let_through"])
         if gate["outcome"] == "fails":
             say(f"fails  {show(row['path'])}: {', '.join(gate['failing']) or (error or row)['message']}", err=True)
         is_pointer = error and error["kind"].endswith("-pointer") and gate["outcome"] in ("", "unknown")
@@ -338,7 +334,7 @@ def _shown(line: bytes) -> str:
     return f"{painted(word)}{text[len(word) :]}"
 
 
-def write_table(lines: Lines, path: str, schema: dict[str, Any]) -> None:
+def _write_table(lines: Lines, schema: dict[str, Any]) -> None:
     """
     Write the latest rows of each path in a file of lines to a table beside it: ``rows.parquet`` for ``rows.jsonl``.
 
@@ -346,19 +342,18 @@ def write_table(lines: Lines, path: str, schema: dict[str, Any]) -> None:
         OutputFailed: It cannot be written, or lines are no rows.
     """
     latest: dict[int, int] = {}
-    for row in _rows(lines, path):
+    for row in _rows(lines):
         key = hash(row["path"])
         latest[key] = max(row["scanned_ns"], latest.get(key, 0))
-    rows = (row for row in _rows(lines, path) if row["scanned_ns"] == latest[hash(row["path"])])
-    write_parquet(f"{path.removesuffix('.jsonl')}.parquet", rows, schema)
+    rows = (row for row in _rows(lines) if row["scanned_ns"] == latest[hash(row["path"])])
+    write_parquet(f"{lines.path.removesuffix('.jsonl')}.parquet", rows, schema)
 
 
-def _rows(lines: Lines, path: str) -> Iterator[dict[str, Any]]:
+def _rows(lines: Lines) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             row["path"], row["scanned_ns"] + 0
         except (ValueError, KeyError, TypeError) as error:
-            fact = f"line {number:,} is no row of scan"
-            raise OutputFailed(fact, kind="foreign-lines", path=path, hint="Choose another file.") from error
+            raise lines.foreign(number, _NO_ROW) from error
         yield row

@@ -41,27 +41,25 @@ RAW_FORMATS = ("csv", "tsv", "json")
 """Formats for programs, which take numbers as they are."""
 
 
-def raw_table(headers: Row, rows: Sequence[Sequence[object]], table_format: str) -> str:
-    """Return a table for programs: as CSV, TSV, or a JSON list of objects."""
+def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], table_format: str) -> str:
+    """
+    Return a table in a format. For programs, this is CSV, TSV, or a JSON list of objects; for people, characters are
+    escaped that the format would take for markup.
+    """
     if table_format == "json":
         import json
 
         objects = (dict(zip(headers, row, strict=True)) for row in rows)
         return f"[{f',{chr(10)} '.join(json.dumps(one, allow_nan=False) for one in objects)}]"
-    import csv
-    import io
-
-    output = io.StringIO()
-    writer = csv.writer(output, delimiter="\t" if table_format == "tsv" else ",", lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows([_cell(value) for value in row] for row in rows)
-    return output.getvalue().rstrip("\n")
-
-
-def formatted_table(headers: Row, rows: Sequence[Row], numbers: Sequence[bool], table_format: str) -> str:
-    """Return a table in a format, with characters escaped that the format would take for markup."""
     if table_format in RAW_FORMATS:
-        return raw_table(headers, rows, table_format)
+        import csv
+        import io
+
+        output = io.StringIO()
+        writer = csv.writer(output, delimiter="\t" if table_format == "tsv" else ",", lineterminator="\n")
+        writer.writerow(headers)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        return output.getvalue().rstrip("\n")
     from html import escape
 
     from tabulate import tabulate  # thirty milliseconds that only this path needs

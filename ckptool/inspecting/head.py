@@ -215,21 +215,15 @@ def _form(checkpoint: Checkpoint, room: Room) -> str:
 
 
 def _extras(extras: Sequence[tuple[str, Inert]], room: Room) -> str:
-    """Return a text of the values that are not tensors, the outermost first, and how many more there are."""
+    """Return the paths of values that are not tensors, the outermost first, with those that are numbers and words."""
     outermost = sorted(extras, key=lambda extra: extra[0].count("."))
-    shown = [_extra(path, node, room) for path, node in outermost[: room.extras]]
+    shown = []
+    for path, node in outermost[: room.extras]:
+        value, text = scalar_of(node), cut_middle(path, room.path) if path else describe(node)
+        if path and value is not None and not (isinstance(value, str) and len(value) > _WORD):
+            text += f"={value:.6g}" if isinstance(value, float) else f"={value}"
+        shown.append(text)
     return show(some([*shown, *(path for path, _ in outermost[room.extras :])], room.extras))
-
-
-def _extra(path: str, node: Inert, room: Room) -> str:
-    """Return a path, with its value where that is a number or a word."""
-    if not path:
-        return describe(node)
-    value = scalar_of(node)
-    if value is None or (isinstance(value, str) and len(value) > _WORD):
-        return cut_middle(path, room.path)
-    shown = f"{value:.6g}" if isinstance(value, float) else value
-    return f"{cut_middle(path, room.path)}={shown}"
 
 
 def _beside(found: Beside, path: str) -> str:

@@ -32,7 +32,7 @@ class Lines(Closing):
     """
 
     def __init__(self, path: str, head: bytes) -> None:
-        self._path = path
+        self.path = path
         self._head = head
         try:
             self._fd = system.open_appending(path)
@@ -46,12 +46,12 @@ class Lines(Closing):
 
     def _check(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise OutputFailed("not a file that could be appended to", kind="not-a-file", path=self._path)
+            raise OutputFailed("not a file that could be appended to", kind="not-a-file", path=self.path)
         if system.lock(self._fd) is False:
-            raise OutputFailed("another process writes to it", kind="in-use", path=self._path)
+            raise OutputFailed("another process writes to it", kind="in-use", path=self.path)
         begin = system.read_at(self._fd, len(self._head), 0)
         if begin != self._head[: len(begin)]:
-            raise self._foreign(1)
+            raise self.foreign(1)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the complete lines, without their ends; then remove an incomplete last line."""
@@ -62,16 +62,17 @@ class Lines(Closing):
             for line in lines:
                 number += 1
                 if not line.startswith(self._head):
-                    raise self._foreign(number)
+                    raise self.foreign(number)
                 yield line
         if rest[: len(self._head)] != self._head[: len(rest)]:
-            raise self._foreign(number + 1)
+            raise self.foreign(number + 1)
         if rest:
             os.ftruncate(self._fd, position - len(rest))
 
-    def _foreign(self, number: int) -> OutputFailed:
-        fact = f"line {number:,} is none of those that would be appended"
-        return OutputFailed(fact, kind="foreign-lines", path=self._path, hint="Choose another file.")
+    def foreign(self, number: int, is_what: str = "none of those that would be appended") -> OutputFailed:
+        """Return the error for a line that is something else."""
+        fact = f"line {number:,} is {is_what}"
+        return OutputFailed(fact, kind="foreign-lines", path=self.path, hint="Choose another file.")
 
     def append(self, lines: Iterable[bytes]) -> None:
         """Append lines to the file, in one piece."""
@@ -80,7 +81,7 @@ class Lines(Closing):
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            raise failed(error, self._path) from error
+            raise failed(error, self.path) from error
 
     def close(self) -> None:
         """Close the file."""
