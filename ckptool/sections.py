@@ -75,20 +75,15 @@ def section_lines(section: Section, width: int | None = None) -> Iterator[str]:
     elif isinstance(section, Lines):
         yield from section.lines
     elif isinstance(section, Sides):
-        yield from _side_by_side(section, width)
+        label = len(labelled("", "")) - _GAP - 2
+        rows = [[f"{name:<{label}}", *cells] for name, *cells in section.facts]
+        table = Table(["", *section.headers], rows, [False] * (1 + len(section.headers)))
+        lines = [f"  {line}" for line in _aligned(table, None)]
+        if width is not None and any(len(line) > width for line in lines):  # each fact in a line of its own
+            lines = [labelled(name, " -> ".join(dict.fromkeys(cells))) for name, *cells in section.facts]
+        yield from lines
     else:
         yield from _aligned(section, width)
-
-
-def _side_by_side(section: Sides, width: int | None) -> Iterator[str]:
-    """Yield a table; if that is too wide, each fact in a line of its own."""
-    label = len(labelled("", "")) - _GAP - 2
-    rows = [[f"{name:<{label}}", *cells] for name, *cells in section.facts]
-    table = Table(["", *section.headers], rows, [False] * (1 + len(section.headers)))
-    lines = [f"  {line}" for line in _aligned(table, None)]
-    if width is not None and any(len(line) > width for line in lines):
-        lines = [labelled(name, " -> ".join(dict.fromkeys(cells))) for name, *cells in section.facts]
-    yield from lines
 
 
 def html_of(caption: str, sections: Iterable[Section]) -> str:

@@ -122,16 +122,6 @@ def tensor_table(
     """
     chosen = [COLUMNS[name] for name in columns]
     values = [one.value if is_raw or one.shown is None else one.text for one in chosen]
-    related = _related(checkpoint, columns)
-    rows: list[Any] = []
-    for tensor in tensors:
-        rows.append([value(tensor.name, tensor.info, related) for value in values])
-        for part, info in tensor.info.parts:
-            rows.append([value(f"{tensor.name}[{part}]", info, Related()) for value in values])
-    return Table(columns if is_raw else [one.header for one in chosen], rows, [one.is_number for one in chosen])
-
-
-def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
     shared: dict[str, Sequence[str]] = {}
     parameters: dict[str, str] = {}
     if "shared_with" in columns:
@@ -140,7 +130,13 @@ def _related(checkpoint: Checkpoint, columns: Sequence[str]) -> Related:
         from ckptool.checkpoints.training import parameter_names  # rarely requested
 
         parameters = parameter_names(checkpoint)
-    return Related(shared, parameters)
+    related = Related(shared, parameters)
+    rows: list[Any] = []
+    for tensor in tensors:
+        rows.append([value(tensor.name, tensor.info, related) for value in values])
+        for part, info in tensor.info.parts:
+            rows.append([value(f"{tensor.name}[{part}]", info, Related()) for value in values])
+    return Table(columns if is_raw else [one.header for one in chosen], rows, [one.is_number for one in chosen])
 
 
 _DEEPEST_INDENT: Final = 40

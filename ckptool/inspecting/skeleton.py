@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import count, groupby
 from keyword import iskeyword
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -415,6 +414,10 @@ PixelShuffle: upscale_factor
 (MSE|L1|BCE|BCEWithLogits)Loss: reduction='mean'
 CrossEntropyLoss: ignore_index=-100 reduction='mean' label_smoothing=0.0
 """
+_ROWS: Final = [
+    (re.compile(kinds), row)
+    for kinds, _, row in (line.partition(":") for line in _TABLE.replace("\n  ", " ").strip().split("\n"))
+]
 _ARGUMENT: Final = re.compile(r"(\w+)(?:=([^<?\s]+))?(?:<(\S+)|\?(\S+))?")
 _SIZES: Final = ("kernel_size", "stride", "padding", "dilation", "output_padding")
 """Arguments for which one number stands for the same in all dimensions."""
@@ -438,7 +441,8 @@ def _arguments_of(name: str, module: Inert, shapes: _Shapes) -> list[_Known] | N
 
     Return None if the class is not known, a value is not plain, or the layer would have other entries.
     """
-    if (row := _row(name)) is None:
+    row = next((row for kinds, row in _ROWS if kinds.fullmatch(name)), None)
+    if row is None:
         return None
     modules = [key for key, _ in nodes.mapping_pairs(nodes.lookup(nodes.attribute_pairs(module), "_modules")) or ()]
     found: dict[str, _Known] = {}
@@ -451,12 +455,6 @@ def _arguments_of(name: str, module: Inert, shapes: _Shapes) -> list[_Known] | N
         if isinstance(size := values.get(argument), tuple) and len(set(size)) == 1 and "output_size" not in values:
             found[argument] = argument, size[0], found[argument][2]
     return list(found.values()) if _ABSENT not in values.values() and _has_just(name, values, shapes) else None
-
-
-@lru_cache(maxsize=128)
-def _row(name: str) -> str | None:
-    rows = (line.partition(":") for line in _TABLE.replace("\n  ", " ").strip().split("\n"))
-    return next((row for kinds, _, row in rows if re.fullmatch(kinds, name)), None)
 
 
 def _attribute(module: Inert, path: list[str]) -> Any:

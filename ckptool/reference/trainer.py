@@ -32,10 +32,10 @@ from ckptool.errors import CkptoolError, FileUnavailable
 from ckptool.reference.nets import NETS, TiedReader
 from ckptool.torch_ops import devices as torch_devices
 from ckptool.torch_ops import needed
-from ckptool.torch_ops.devices import Device, DeviceReport
+from ckptool.torch_ops.devices import DeviceReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 Batches: TypeAlias = "DataLoader[tuple[Tensor, ...]]"
@@ -98,7 +98,10 @@ def train(
     With the ``ddp`` wrapper every process of the group calls this with the same arguments and trains on its
     own part of each epoch. Random numbers elsewhere in the process are left as they were.
     """
-    with _repeatable(recipe.seed, device):
+    numbers = [device.index or 0] if device.type == "cuda" else []
+    # cuDNN is kept to algorithms that give the same sums twice.
+    with torch.random.fork_rng(numbers), torch.backends.cudnn.flags(benchmark=False, deterministic=True):
+        torch.manual_seed(recipe.seed)
         model = build().to(device)
         wrapped = wrap(model, recipe.wrap, device)
         if recipe.wrap == "ddp":
@@ -151,15 +154,6 @@ def _one_epoch(trained: Trained, batches: Iterable[Any], device: torch.device) -
     if dist.is_initialized():
         dist.all_reduce(total)
     return float(total[0] / total[1])
-
-
-@contextmanager
-def _repeatable(seed: int, device: torch.device) -> Iterator[None]:
-    """Fix the seed and keep cuDNN to algorithms that give the same sums twice; undo both at the end."""
-    numbers = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(numbers), torch.backends.cudnn.flags(benchmark=False, deterministic=True):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager
@@ -235,25 +229,22 @@ def choose(request: str, report: DeviceReport, *, local_rank: int | None = None)
         raise _unavailable(request, f"this machine has {tags}", "Use auto, or a device that 'ckptool devices' lists.")
     taken = Choice(torch.device(found[0].tag), "asked for")
     if wanted not in (found[0].tag, "cpu"):
-        taken = _of_kind(found, local_rank)
-    if request == "auto" and wanted != "cuda":
-        return Choice(taken.device, missing.message if missing else "torch lists no CUDA device")
-    return taken
-
-
-def _of_kind(found: Sequence[Device], local_rank: int | None) -> Choice:
-    """Return the device of this process's rank, or that with the most free memory."""
-    if local_rank is not None:
-        if local_rank >= len(found):
+        if local_rank is not None and local_rank >= len(found):
             raise _unavailable(
-                f"{found[0].tag.partition(':')[0]}:{local_rank}",
+                f"{wanted}:{local_rank}",
                 f"{len(found)} devices of this kind, and a process for each of at least {local_rank + 1}",
                 f"Start at most {len(found)} processes: torchrun --nproc-per-node {len(found)}.",
             )
-        return Choice(torch.device(found[local_rank].tag), f"local rank {local_rank}")
-    best = max(found, key=lambda device: device.free_nbytes or 0)
-    free = f"{(best.free_nbytes or 0) / 2**30:,.1f} GiB free, the most of {len(found)} device(s) of its kind"
-    return Choice(torch.device(best.tag), best.name if best.free_nbytes is None else f"{best.name}, {free}")
+        if local_rank is not None:
+            taken = Choice(torch.device(found[local_rank].tag), f"local rank {local_rank}")
+        else:
+            best = max(found, key=lambda device: device.free_nbytes or 0)
+            free = f"{(best.free_nbytes or 0) / 2**30:,.1f} GiB free, the most of {len(found)} device(s) of its kind"
+            why = best.name if best.free_nbytes is None else f"{best.name}, {free}"
+            taken = Choice(torch.device(best.tag), why)
+    if request == "auto" and wanted != "cuda":
+        return Choice(taken.device, missing.message if missing else "torch lists no CUDA device")
+    return taken
 
 
 def _unavailable(tag: str, reason: str, hint: str) -> CkptoolError:
