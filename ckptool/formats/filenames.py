@@ -244,7 +244,8 @@ def other_set(index: str, files: Sequence[str]) -> Candidate | None:
 
 def candidates(files: Sequence[str]) -> Iterator[Candidate]:
     """Yield each index, each set of shards without one, and each other file that is likely a checkpoint."""
-    indexes = [name for name in files if _is_index(name)]
+    heads = {name: match[1] for name in files if (match := _INDEX.fullmatch(name))}
+    indexes = [name for name, of in heads.items() if is_likely(of) or of in ("model", "pytorch_model")]
     yield from (Candidate(name, "index") for name in indexes)
     of_ranks: dict[str, dict[int, str]] = {}
     shards: list[str] = []
@@ -288,11 +289,6 @@ def _set(name: str, numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
     assert match is not None  # the caller matched it
     for number in numbers:
         yield number, f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}"
-
-
-def _is_index(name: str) -> bool:
-    match = _INDEX.fullmatch(name)
-    return match is not None and (is_likely(match[1]) or match[1] in ("model", "pytorch_model"))
 
 
 class _Usual(NamedTuple):

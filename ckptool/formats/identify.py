@@ -44,8 +44,8 @@ def name_foreign(source: Source) -> Foreign | None:
             fact = f"the first {counted(len(head.data), 'byte')} of {head.nbytes:,} are zero"
         return not_a_checkpoint(f"{fact}, as in a download that reserved its space and stopped", "zeros", AGAIN)
     if head.text is None:
-        return name_by_magic(head) or name_binary(head)
-    return name_markup(head, head.text) or name_json(head, head.text) or name_text(head, head.text)
+        return _name_by_magic(head) or _name_binary(head)
+    return _name_markup(head, head.text) or _name_json(head, head.text) or _name_text(head, head.text)
 
 
 # The start of a file, as bytes and as text
@@ -151,7 +151,7 @@ _IN_ZIPS = tuple(
 )
 
 
-def name_binary(head: Head) -> NotACheckpoint | None:
+def _name_binary(head: Head) -> NotACheckpoint | None:
     """Name protobuf or msgpack that holds the model of another framework."""
     data = head.data
     if _MSGPACK_MAP.match(data) and _FLAX_ARRAY.search(data):
@@ -249,7 +249,7 @@ class _Row(NamedTuple):
     error: type[NotACheckpoint | UnsupportedFeature] = NotACheckpoint
 
 
-def name_by_magic(head: Head) -> NotACheckpoint | UnsupportedFeature | None:
+def _name_by_magic(head: Head) -> NotACheckpoint | UnsupportedFeature | None:
     """Return the error of the first row that fits."""
     for row in _ROWS:
         is_one = head.has(row.magic, row.offset) and (row.then is None or head.has(row.then[1], row.then[0]))
@@ -379,7 +379,7 @@ _KINDS = (
 )
 
 
-def name_json(head: Head, text: str) -> NotACheckpoint | None:
+def _name_json(head: Head, text: str) -> NotACheckpoint | None:
     """Name JSON: an object, complete or cut off, or a complete list."""
     if not text.lstrip().startswith(("{", "[")):
         return None
@@ -455,7 +455,7 @@ _TEXTS = tuple(
 _SITE_LINE = re.compile(r"import[ \t].*|(?:/(?![/*])|\.{1,2}[/\\]|[A-Za-z]:[/\\]).*")
 
 
-def name_markup(head: Head, text: str) -> NotACheckpoint | None:
+def _name_markup(head: Head, text: str) -> NotACheckpoint | None:
     """Name an HTML page by its title, and an XML error of an object store by what it says."""
     if not re.match(r"\s*<", text):
         return None
@@ -481,7 +481,7 @@ def _element(text: str, name: str) -> str:
     return " ".join(html.unescape(inside.split("<")[0]).split())
 
 
-def name_text(head: Head, text: str) -> NotACheckpoint | None:
+def _name_text(head: Head, text: str) -> NotACheckpoint | None:
     """Name any text except a pickle, at least by its first line."""
     if _PICKLED.match(text):
         return None

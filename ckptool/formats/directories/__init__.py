@@ -105,12 +105,8 @@ def open_folder(folder: FolderSource, probe: Probe) -> Opened:
 
 def _refuse_repeated(folder: FolderSource, parsed: Parsed, limits: Limits) -> None:
     """Raise LimitExceeded if tensors in pieces are far larger than the files: pieces may repeat the same bytes."""
-    seen: set[int] = set()
-    needed = 0
-    for info in parsed.contents.tensors.values():
-        if info.storage is not None and isinstance(info.storage.source, PiecesSource):
-            needed += 0 if id(info.storage.source) in seen else info.storage.nbytes
-            seen.add(id(info.storage.source))
+    storages = [info.storage for info in parsed.contents.tensors.values() if info.storage is not None]
+    needed = sum({id(one.source): one.nbytes for one in storages if isinstance(one.source, PiecesSource)}.values())
     held = sum(file.nbytes for _, file in folder.opened())
     if needed > limits.expanded(held):
         raise LimitExceeded(

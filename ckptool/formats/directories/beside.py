@@ -89,8 +89,7 @@ def beside(folder: FolderSource, used: Collection[str], choice: Choice, folders:
 
 def unfinished(folder: FolderSource) -> Iterator[Beside]:
     """Yield the downloads in a folder that were not finished."""
-    places = ["", _DOWNLOADS] if ".cache" in folder.folders else [""]
-    for place in (*places, *([_BLOBS] if _BLOBS in folder.folders else ())):
+    for place in ["", *(one for one in (_DOWNLOADS, _BLOBS) if one.partition("/")[0] in folder.folders)]:
         for name in folder.names(place)[0]:
             stem, suffix = os.path.splitext(name)
             if suffix in _UNFINISHED and (suffix == _UNFINISHED[0] or is_likely(stem)):

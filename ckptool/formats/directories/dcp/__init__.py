@@ -26,9 +26,8 @@ metadata says which piece it is. See ``SerializationFormat`` in torch/distribute
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Final, NamedTuple
 
 from ckptool.archives.compressed import unpack
@@ -91,7 +90,6 @@ _ZSTD: Final = "stream.zstd"
 _MOST_KEPT: Final = 4
 """Items that are kept unpacked: as many as threads read at once."""
 _HEAD_NBYTES: Final = 64
-_Known = tuple[Parsed, dict[str, object]]
 
 
 def sniff(folder: FolderSource) -> bool:
@@ -362,8 +360,7 @@ class Items:
         self._folder = folder
         self._probe = probe
         self._undone = lru_cache(_MOST_KEPT)(partial(_undone, probe.limits))
-        self._known: dict[tuple[str, int], _Known] = {}
-        self._lock = threading.Lock()
+        self._safetensors = cache(self._read_safetensors)
 
     def source(self, item: Item) -> Source:
         """
@@ -413,10 +410,10 @@ class Items:
         where = said.get(name)
         found = where.get("saved_offsets") if isinstance(where, dict) else None
         if found != list(offsets):
-            what = (
+            fact = (
                 f"the safetensors of {item.file!r} have the piece of {name!r} at {found}, not that at {list(offsets)}"
             )
-            raise MalformedFile(what, kind="piece")
+            raise MalformedFile(fact, kind="piece")
         return parsed._replace(contents=Contents({name: info}))
 
     def tensor(self, name: str, item: Item, offsets: tuple[int, ...]) -> TensorInfo:
@@ -493,17 +490,12 @@ class Items:
         except Failure:
             return False
 
-    def _safetensors(self, file: str, offset: int) -> _Known:
-        key = file, offset
-        with self._lock:
-            known = self._known.get(key)
-            if known is None:
-                source = self._folder.open(file)
-                rest = SliceSource(source, offset, source.nbytes - offset)
-                parsed = safetensors.read(self._probe.inner(rest))
-                text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
-                known = self._known[key] = parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
-        return known
+    def _read_safetensors(self, file: str, offset: int) -> tuple[Parsed, dict[str, object]]:
+        """Return what begins at an offset of a file, and where its pieces are in their tensors."""
+        source = self._folder.open(file)
+        parsed = safetensors.read(self._probe.inner(SliceSource(source, offset, source.nbytes - offset)))
+        text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
+        return parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
 
 
 def _place(name: str, item: Item) -> str:
