@@ -144,7 +144,7 @@ def read_dcp(folder: FolderSource, probe: Probe) -> Parsed:
                 parts.setdefault(tensor, []).append(part)
     if len(parts) > probe.limits.tensors:
         raise LimitExceeded(f"more than {probe.limits.tensors:,} tensors", needed=len(parts))
-    remarks = [*_ranks(list(files)), *_missing_parts(parts)]
+    remarks = list(_remarks(list(files), parts))
     metadata, notes = sharded.merged_texts(
         {key: text for key, text in one.metadata.items() if key not in safetensors.ABOUT_PIECES}
         for one in files.values()
@@ -177,28 +177,17 @@ def _reach(name: str, parts: Sequence[Part]) -> tuple[int, ...]:
     return shape
 
 
-def _ranks(files: Sequence[str]) -> Iterator[Remark]:
+def _remarks(files: Sequence[str], parts: Mapping[str, Sequence[Part]]) -> Iterator[Remark]:
+    """Yield remarks on ranks without any file, and on files that a rank lacks, while others have theirs."""
     known = {int(match[1]) for file in files if (match := _OF_RANK.fullmatch(file))}
-    missing = [rank for rank in range(1, max(known, default=0)) if rank not in known] if len(known) < 1 << 20 else []
-    if missing:
-        what = (
-            f"no file of {counted(len(missing), 'rank')}, by the numbers in the names: {some(list(map(str, missing)))}"
-        )
+    gone = [str(rank) for rank in range(1, max(known, default=0)) if rank not in known] if len(known) < 1 << 20 else []
+    if gone:
+        what = f"no file of {counted(len(gone), 'rank')}, by the numbers in the names: {some(gone)}"
         yield Remark("CK140", what, AGAIN)
-    yield Remark(
-        "CK145",
-        f"the files of {counted(len(known) or len(files), 'rank')}, and nothing says how many there were, or how large "
-        f"the tensors: complete as far as the files tell",
-    )
-
-
-def _missing_parts(parts: Mapping[str, Sequence[Part]]) -> Iterator[Remark]:
-    """
-    Yield a remark on files that a rank lacks, and all others have with which it cut other tensors.
-
-    Ranks cut all tensors of one mesh together, so what is cut by some of these ranks was cut by all of them. A rank has
-    no part of a tensor that is too small for all, though, and may have had none of a whole file.
-    """
+    what = f"the files of {counted(len(known) or len(files), 'rank')}, and nothing says how many there were, or how "
+    yield Remark("CK145", f"{what}large the tensors: complete as far as the files tell")
+    # Ranks cut all tensors of one mesh together, so what is cut by some of these ranks was cut by all of them. A rank
+    # has no part of a tensor that is too small for all, though, and may have had none of a whole file.
     meshes: dict[frozenset[int], None] = {}
     ranks_of: dict[str, set[int]] = {}
     for own in parts.values():

@@ -360,7 +360,7 @@ class Items:
         self._folder = folder
         self._probe = probe
         self._undone = lru_cache(_MOST_KEPT)(partial(_undone, probe.limits))
-        self._safetensors = cache(self._read_safetensors)
+        self._safetensors = cache(partial(_read_safetensors, folder, probe))
 
     def source(self, item: Item) -> Source:
         """
@@ -490,12 +490,13 @@ class Items:
         except Failure:
             return False
 
-    def _read_safetensors(self, file: str, offset: int) -> tuple[Parsed, dict[str, object]]:
-        """Return what begins at an offset of a file, and where its pieces are in their tensors."""
-        source = self._folder.open(file)
-        parsed = safetensors.read(self._probe.inner(SliceSource(source, offset, source.nbytes - offset)))
-        text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
-        return parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
+
+def _read_safetensors(folder: FolderSource, probe: Probe, file: str, offset: int) -> tuple[Parsed, dict[str, object]]:
+    """Return the safetensors that begin at an offset of a file, and where their pieces are in the whole tensors."""
+    source = folder.open(file)
+    parsed = safetensors.read(probe.inner(SliceSource(source, offset, source.nbytes - offset)))
+    text = parsed.metadata.get(safetensors.OF_PIECES, "{}")
+    return parsed, parse_object(text.encode(), safetensors.OF_PIECES, "sharding")
 
 
 def _place(name: str, item: Item) -> str:
