@@ -207,7 +207,7 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
         if is_address(path):
             return as_remote(path).split_member()
     folder, name = os.path.split(path)
-    if name in _POINTERS and paths.exists(path) and _is_pointer(path):
+    if name in _POINTERS and _is_pointer(path):
         return folder or ".", None
     if _MEMBER_MARK not in path or paths.exists(path):
         return path, None
@@ -217,11 +217,9 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
 
 def _is_pointer(path: str) -> bool:
     """Return whether a file with such a name may stand for its directory: a line of text, or an index of DCP."""
-    if not os.path.isfile(path):
-        return False
-    if not path.endswith(_POINTERS[0]):
-        return os.path.getsize(path) <= _LONGEST_POINTER
-    return paths.first_bytes(path, 1) in (b"\x80", b"")  # other programs have text in files of this name
+    if path.endswith(_POINTERS[0]):  # other programs have text in files of this name
+        return os.path.isfile(path) and paths.first_bytes(path, 1) in (b"\x80", b"")
+    return os.path.isfile(path) and os.path.getsize(path) <= _LONGEST_POINTER
 
 
 @contextmanager

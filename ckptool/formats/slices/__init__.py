@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from math import prod
@@ -293,14 +293,12 @@ def _slice_of(place: str, name: str, names: Sequence[str], parsed: Parsed, probe
 def _is_copy(place: str, name: str, names: Sequence[str], parsed: Parsed, probe: Probe) -> bool:
     """Return whether the next file of a set has the same tensors, as far as they are compared."""
     own = parsed.contents.tensors
-    try:
-        with opening_of(partial(_detached, place, probe), probe) as opening:
-            there = opening(set_of(name, names).nearest[0]).contents.tensors
-            are_there = bool(own) and all(info.storage is not None for info in own.values())
-            are_alike = are_there and own.keys() == there.keys() and have_shapes_of(own, there)
-            return are_alike and all(are_equal(one, own, there) for one in own)
-    except (Failure, IndexError):
-        return False
+    with suppress(Failure, IndexError), opening_of(partial(_detached, place, probe), probe) as opening:
+        there = opening(set_of(name, names).nearest[0]).contents.tensors
+        are_there = bool(own) and all(info.storage is not None for info in own.values())
+        are_alike = are_there and own.keys() == there.keys() and have_shapes_of(own, there)
+        return are_alike and all(are_equal(one, own, there) for one in own)
+    return False
 
 
 def _detached(place: str, probe: Probe, name: str) -> FileSource:
@@ -388,10 +386,8 @@ def are_slices(one: Tensors, other: Tensors, found: Numbered, *, are_ends: bool)
     vectors = [_tells(name, one, other) for name in small[:_MOST]]
     copies = [name for name, is_copy in zip(small, vectors, strict=False) if is_copy]
     if copies:
-        is_certain = found.says_rank or (
-            len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies))
-        )
-        is_certain = is_certain and 3 * len(names) >= 2 * max(len(one), len(other))
+        are_most = len(copies) >= vectors.count(False) and (copies[1:] or "norm" in "".join(copies))
+        is_certain = (found.says_rank or are_most) and 3 * len(names) >= 2 * max(len(one), len(other))
     else:
         says_one = found.says_one and (False in vectors or not small)
         says_one = says_one and (found.says_cut or not _is_whole(one, other, found.total))

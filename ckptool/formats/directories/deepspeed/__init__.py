@@ -258,9 +258,9 @@ class Reader(FolderTree):
 
 def _is_partitioned(model: ModelStates) -> bool:
     """Return whether ``module`` has stubs in place of the parameters, as stage 3 leaves them."""
-    module = model.module or {}
-    shapes = [(name, shape) for group in (*(model.groups or []), model.frozen) for name, shape in group.items()]
-    return any(name in module and not module[name].numel and prod(shape) for name, shape in shapes)
+    empty = {name for name, info in (model.module or {}).items() if not info.numel}
+    groups = (*(model.groups or []), model.frozen)
+    return any(name in empty and prod(shape) for group in groups for name, shape in group.items())
 
 
 def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:

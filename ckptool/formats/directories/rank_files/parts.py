@@ -329,7 +329,7 @@ def _number_of(rank: int | None, ranks: TensorInfo | None) -> int | None:
 
 
 def _layout(node: Inert) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the sizes of the axes of a mesh from its layout, and the distance between the ranks along each."""
+    """Return the sizes and the steps of a mesh from its layout; an axis may stand for several."""
     pairs = nodes.attribute_pairs(node)
     axes = nodes.lookup(pairs, "axes")
     if isinstance(axes, tuple | list):
@@ -343,13 +343,15 @@ def _layout(node: Inert) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         sizes, steps = (list(one) if isinstance(one, tuple | list) else [one] for one in said)
     if len(sizes) != len(steps) or len(sizes) > _MOST_AXES:
         return None
-    shape: list[int] = []
-    strides: list[int] = []
-    for size, step in zip(sizes, steps, strict=True):  # an axis may stand for several: then they are lists
-        own, apart = (list(one) if isinstance(one, tuple | list) else [one] for one in (size, step))
-        if len(own) != len(apart) or len(own) > _MOST_AXES or not all(map(is_size, (*own, *apart))):
-            return None
-        numel: int = prod(own)
-        shape.append(numel)
-        strides.append(min((one for one in apart if one), default=1))
-    return tuple(shape), tuple(strides)
+    of_axes = [_axis(size, step) for size, step in zip(sizes, steps, strict=True)]
+    known = [one for one in of_axes if one is not None]
+    return (tuple(size for size, _ in known), tuple(step for _, step in known)) if len(known) == len(sizes) else None
+
+
+def _axis(size: Inert, step: Inert) -> tuple[int, int] | None:
+    """Return the size of an axis, and the distance between its ranks; it may stand for several axes."""
+    own, apart = (list(one) if isinstance(one, tuple | list) else [one] for one in (size, step))
+    if len(own) != len(apart) or len(own) > _MOST_AXES or not all(map(is_size, (*own, *apart))):
+        return None
+    numel: int = prod(own)
+    return numel, min((one for one in apart if one), default=1)
