@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from ckptool.archives.archive import Archive, Record
 from ckptool.errors import (
@@ -31,15 +31,6 @@ _NO_FILES: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices and folders, which have no payload."""
 _TABLES: Final = ("storages", "tensors")
 """Members that PyTorch unpacks from its own tars whatever their kind."""
-
-
-class _Member(NamedTuple):
-    name: str
-    kind: bytes
-    payload: int
-    nbytes: int
-    """Size by its header; it may extend beyond the end of the file."""
-    is_sparse: bool
 
 
 def is_tar(head: bytes) -> bool:
@@ -62,37 +53,42 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     no_files: set[str] = set()
     notes: tuple[str, ...] = ("the tar has no end: members may be missing",)
     unused: list[range] = []
-    for member in _members(source):
-        if isinstance(member, int):
+    for found in _members(source):
+        if isinstance(found, int):
             notes = ()
-            unused.append(range(member, source.nbytes))
+            unused.append(range(found, source.nbytes))
             break
-        if member.payload + member.nbytes > source.nbytes:
-            raise _truncated(member.payload, member.payload + member.nbytes, source.nbytes)
-        if member.is_sparse:
-            raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=member.payload)
+        member, kind, is_sparse = found
+        if member.offset + member.nbytes > source.nbytes:
+            raise _truncated(member.offset, member.offset + member.nbytes, source.nbytes)
+        if is_sparse:
+            raise UnsupportedFeature("a sparse file in a tar", kind="sparse-tar", offset=member.offset)
         name = member.name.rstrip("/")
-        is_file = member.kind in _FILES
+        is_file = kind in _FILES
         is_twice = name in no_files or member.name in records if is_file else name in records
         if is_twice:  # when unpacked, the later one replaces it
-            raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.payload)
+            raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.offset)
         if not is_file:
             if name in _TABLES:
-                raise _ambiguous(f"{name!r} is no regular file", member.payload)
+                raise _ambiguous(f"{name!r} is no regular file", member.offset)
             if len(no_files) >= limits.entries:
                 raise LimitExceeded(f"more than {limits.entries:,} links and the like in a tar", actual=limits.entries)
             no_files.add(name)
-            if member.nbytes and member.kind not in _NO_FILES:  # some readers take an unknown kind for a file
-                unused.append(range(member.payload, member.payload + member.nbytes))
+            if member.nbytes and kind not in _NO_FILES:  # some readers take an unknown kind for a file
+                unused.append(range(member.offset, member.offset + member.nbytes))
             continue
         if len(records) >= limits.entries:
             raise LimitExceeded(f"more than {limits.entries:,} members in a tar", actual=limits.entries)
-        records[member.name] = Record(member.name, member.payload, member.nbytes, member.nbytes)
+        records[member.name] = member
     return Archive(source, records, limits, notes, tuple(unused))
 
 
-def _members(source: Source) -> Iterator[_Member | int]:
-    """Yield the members, with their extended headers applied, and at last the offset of the block of zeros, if any."""
+def _members(source: Source) -> Iterator[tuple[Record, bytes, bool] | int]:
+    """
+    Yield each member with its kind and whether it is sparse, and at last the offset of the block of zeros, if any.
+
+    Extended headers are applied. By its size, a member may extend beyond the end of the file.
+    """
     ahead = ReadAhead(source)
     position = 0
     override: dict[str, str] = {}
@@ -133,7 +129,7 @@ def _members(source: Source) -> Iterator[_Member | int]:
             continue
         name = override.get("path", _name(header))
         _check_for_all_readers(header, name, max(nbytes, said), at)
-        yield _Member(name, kind, payload, nbytes, "sparse" in override or kind == b"S")
+        yield Record(name, payload, nbytes, nbytes), kind, "sparse" in override or kind == b"S"
         override = {}
 
 

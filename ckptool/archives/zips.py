@@ -17,16 +17,16 @@ Rules, because readers of zips differ in which of these records they trust:
 
 Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
 
-``placed`` computes the offsets of payloads from the directory alone, for files that are slow to read. The directory has
-the offset of each local header, but not its length. There are two computations: backward from the next header over the
-descriptor and the payload, and forward over a header as torch or zipfile writes it (torch pads the name with extra
+``_places`` computes the offsets of payloads from the directory alone, for files that are slow to read. The directory
+has the offset of each local header, but not its length. There are two computations: backward from the next header over
+the descriptor and the payload, and forward over a header as torch or zipfile writes it (torch pads the name with extra
 fields to the next multiple of 64, ``getPadding``; zipfile adds none). If both agree, the offset is certain.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import repeat
 from operator import attrgetter
 from struct import Struct
@@ -149,8 +149,8 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
         if place is None:
             record, position = _read_member(ahead, entry, name, directory.offset)
         else:
-            sizes, position = (entry.nbytes, entry.stored_nbytes), place.end
-            record = Record(name, place.offset, *sizes, METHODS[entry.method], entry.crc32)
+            offset, position = place
+            record = Record(name, offset, entry.nbytes, entry.stored_nbytes, METHODS[entry.method], entry.crc32)
         if name in records:
             raise ambiguous(f"two members are called {name!r} once decoded", entry.header)
         if name[-1] != "/":
@@ -167,17 +167,33 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     return Archive(source, records, limits, tuple(notes), tuple(gaps))
 
 
-def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[Place | None]:
+def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[tuple[int, int] | None]:
     """
-    Return the place of each member whose local header can be compared later, with its payload; None for the others.
+    Return for each member whose local header can be compared later, with its payload, the offsets of the payload and of
+    the next member; None for the others, whose local headers and descriptors are announced, to be fetched together.
 
-    This is only done for remote files. Local headers of the other members are announced, to be fetched together.
+    This is only done for remote files. ``limit`` is the end of the last member.
     """
     under = remote_under(source)
     if under is None:
         return repeat(None, len(entries))
     far, shift = under
-    places, ranges = placed(entries, limit)
+    places: list[tuple[int, int] | None] = []
+    ranges = []
+    following = [*(entry.header for entry in entries[1:]), limit]
+    for entry, end in zip(entries, following, strict=True):
+        bare = entry.header + LOCAL.size + len(entry.name)
+        padded = bare + FIELD.size
+        if entry.stored_nbytes >= FULL32 or entry.header >= FULL32:
+            padded += FIELD.size + (16 if entry.stored_nbytes >= FULL32 else 0) + (8 if entry.header >= FULL32 else 0)
+        descriptors = _DESCRIPTOR_SIZES if entry.flags & FLAG_DESCRIPTOR else (0,)
+        backward = {end - nbytes - entry.stored_nbytes for nbytes in descriptors}
+        agreed = backward & {bare, padded + -padded % _ALIGNMENT}
+        places.append((agreed.pop(), end) if len(agreed) == 1 else None)
+        if places[-1] is None:
+            ranges.append((entry.header, min(end, entry.header + len(entry.name) + _HEADER_NBYTES)))
+            if entry.flags & FLAG_DESCRIPTOR:
+                ranges.append((max(entry.header, end - _DESCRIPTOR_SIZES[-1]), end))
     source.prefetch(ranges)
     left = [number for number, place in enumerate(places) if place is not None]
 
@@ -188,7 +204,7 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
         if (record.offset, end) != place:
             raise _disagree(entry)
 
-    later = [(entries[number].header + shift, place.end + shift) for number in left if (place := places[number])]
+    later = [(entries[number].header + shift, place[1] + shift) for number in left if (place := places[number])]
     far.compare_later(later, compare, _UNREAD)
     return places
 
@@ -285,42 +301,6 @@ def _name(entry: Entry) -> str:
     if not re.fullmatch(_NAME, name) or (".." in name and re.fullmatch(_WAY_UP, name)):
         raise MalformedFile(f"member {show_member(entry.name)} has a name that no path may have", kind="malformed-zip")
     return name
-
-
-class Place(NamedTuple):
-    """The offset of a payload, and the offset of the next member."""
-
-    offset: int
-    end: int
-
-
-def placed(entries: Sequence[Entry], limit: int) -> tuple[list[Place | None], list[tuple[int, int]]]:
-    """
-    Return the place of each entry, or None if it is not certain; and the ranges to read for those that are not.
-
-    The entries must be in the order of their headers; ``limit`` is the end of the last member. The ranges are of local
-    headers and descriptors.
-    """
-    places: list[Place | None] = []
-    ranges = []
-    following = [*(entry.header for entry in entries[1:]), limit]
-    for entry, end in zip(entries, following, strict=True):
-        descriptors = _DESCRIPTOR_SIZES if entry.flags & FLAG_DESCRIPTOR else (0,)
-        agreed = {end - nbytes - entry.stored_nbytes for nbytes in descriptors} & _forward(entry)
-        places.append(Place(agreed.pop(), end) if len(agreed) == 1 else None)
-        if places[-1] is None:
-            ranges.append((entry.header, min(end, entry.header + len(entry.name) + _HEADER_NBYTES)))
-            if entry.flags & FLAG_DESCRIPTOR:
-                ranges.append((max(entry.header, end - _DESCRIPTOR_SIZES[-1]), end))
-    return places, ranges
-
-
-def _forward(entry: Entry) -> set[int]:
-    bare = entry.header + LOCAL.size + len(entry.name)
-    padded = bare + FIELD.size
-    if entry.stored_nbytes >= FULL32 or entry.header >= FULL32:
-        padded += FIELD.size + (16 if entry.stored_nbytes >= FULL32 else 0) + (8 if entry.header >= FULL32 else 0)
-    return {bare, padded + -padded % _ALIGNMENT}
 
 
 _MOST_ZIPS: Final = 10_000

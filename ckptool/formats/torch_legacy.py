@@ -231,19 +231,6 @@ class LegacyStream:
         return StorageRef(named.key, named.location, named.nbytes, self._source, offset)
 
 
-def end_of_stream(source: Source, at: int, limits: Limits) -> int:
-    """
-    Return where the stream that begins at byte ``at`` ends, after its storages; 0 if it is truncated.
-
-    Raises:
-        CkptoolError: Its pickles cannot be read.
-    """
-    try:
-        return at + LegacyStream(SliceSource(source, at, source.nbytes - at), limits).end
-    except TruncatedFile:
-        return 0
-
-
 def class_sources(tree: Pickle) -> tuple[ClassSource, ...]:
     """
     Return the source that the stream carries for each class: ``(class, file, source)``.

@@ -29,10 +29,18 @@ from ckptool.archives.compressed import (
 )
 from ckptool.archives.zips import END_MAGIC, LOCAL_MAGIC, SEVERAL
 from ckptool.checkpoints.parsed import Part, Stream
-from ckptool.errors import Failure, FileUnavailable, LimitExceeded, MissingPackage, UnreadableFile, UnsupportedFeature
+from ckptool.errors import (
+    Failure,
+    FileUnavailable,
+    LimitExceeded,
+    MissingPackage,
+    TruncatedFile,
+    UnreadableFile,
+    UnsupportedFeature,
+)
 from ckptool.formats import holders, other_programs
 from ckptool.formats.runnable import Act, Name, Survey, place
-from ckptool.formats.torch_legacy import end_of_stream, is_legacy
+from ckptool.formats.torch_legacy import LegacyStream, is_legacy
 from ckptool.limits import PADDING_NBYTES, Limits
 from ckptool.messages import counted, cut
 from ckptool.pickles.alarms import Verdict, is_known
@@ -476,9 +484,11 @@ class Search:
             if left == 1:
                 if where.nested_at is not None:
                     return
+                stream = SliceSource(source, legacy_at, source.nbytes - legacy_at)
                 try:
-                    stop = end_of_stream(source, legacy_at, self.limits)
-                    at, is_marked = max(end, stop), is_marked and stop > 0
+                    at = max(end, legacy_at + LegacyStream(stream, self.limits).end)
+                except TruncatedFile:
+                    is_marked = False
                 except Failure as error:
                     self.miss(f"{where.record}{', ' if where.record else ''}byte {legacy_at:,}: {error.message}")
             left = max(0, left - 1)
