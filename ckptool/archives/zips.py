@@ -17,7 +17,7 @@ Rules, because readers of zips differ in which of these records they trust:
 
 Layout: PKWARE APPNOTE 6.3.10. What torch writes: caffe2/serialize/inline_container.cc.
 
-``_places`` computes the offsets of payloads from the directory alone, for files that are slow to read. The directory
+``placed`` computes the offsets of payloads from the directory alone, for files that are slow to read. The directory
 has the offset of each local header, but not its length. There are two computations: backward from the next header over
 the descriptor and the payload, and forward over a header as torch or zipfile writes it (torch pads the name with extra
 fields to the next multiple of 64, ``getPadding``; zipfile adds none). If both agree, the offset is certain.
@@ -26,7 +26,7 @@ fields to the next multiple of 64, ``getPadding``; zipfile adds none). If both a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import attrgetter
 from struct import Struct
@@ -167,17 +167,13 @@ def read_zip(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
     return Archive(source, records, limits, tuple(notes), tuple(gaps))
 
 
-def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[tuple[int, int] | None]:
+def placed(entries: Sequence[Entry], limit: int) -> tuple[list[tuple[int, int] | None], list[tuple[int, int]]]:
     """
-    Return for each member whose local header can be compared later, with its payload, the offsets of the payload and of
-    the next member; None for the others, whose local headers and descriptors are announced, to be fetched together.
+    Return the offset of the payload of each entry, and of the next member, or None if they are not certain; and the
+    ranges to read for those that are not: of local headers and descriptors.
 
-    This is only done for remote files. ``limit`` is the end of the last member.
+    The entries must be in the order of their headers; ``limit`` is the end of the last member.
     """
-    under = remote_under(source)
-    if under is None:
-        return repeat(None, len(entries))
-    far, shift = under
     places: list[tuple[int, int] | None] = []
     ranges = []
     following = [*(entry.header for entry in entries[1:]), limit]
@@ -194,6 +190,20 @@ def _places(source: Source, entries: list[Entry], names: list[str], limit: int) 
             ranges.append((entry.header, min(end, entry.header + len(entry.name) + _HEADER_NBYTES)))
             if entry.flags & FLAG_DESCRIPTOR:
                 ranges.append((max(entry.header, end - _DESCRIPTOR_SIZES[-1]), end))
+    return places, ranges
+
+
+def _places(source: Source, entries: list[Entry], names: list[str], limit: int) -> Iterable[tuple[int, int] | None]:
+    """
+    Return the place of each member whose local header can be compared later, with its payload; None for the others.
+
+    This is only done for remote files. Local headers of the other members are announced, to be fetched together.
+    """
+    under = remote_under(source)
+    if under is None:
+        return repeat(None, len(entries))
+    far, shift = under
+    places, ranges = placed(entries, limit)
     source.prefetch(ranges)
     left = [number for number, place in enumerate(places) if place is not None]
 

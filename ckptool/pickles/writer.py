@@ -198,23 +198,24 @@ class _Writer:
     def _list(self, value: list[Inert], key: int) -> Iterator[Inert]:
         self._add(b"]")
         self._remember(key)
-        yield from self._append(value)
+        return self._append(value)  # one iterator for each level: a file may nest as deep as it is long
 
     def _append(self, items: list[Inert]) -> Iterator[Inert]:
-        for batch in _in_batches(items):
+        for start in range(0, len(items), _BATCH):
             self._add(b"(")
-            yield from batch
+            yield from items[start : start + _BATCH]
             self._add(b"e")
 
     def _dict(self, value: Dict | DictInBatches, key: int) -> Iterator[Inert]:
         self._add(b"}")
         self._remember(key)
-        yield from self._set_items(value.batches() if isinstance(value, DictInBatches) else _in_batches(value.pairs))
+        return self._set_items(value.batches() if isinstance(value, DictInBatches) else _in_batches(value.pairs))
 
     def _set_items(self, batches: Iterator[Pairs]) -> Iterator[Inert]:
         for batch in batches:
             self._add(b"(")
-            yield from chain.from_iterable(batch)
+            for pair in batch:
+                yield from pair
             self._add(b"u")
 
     def _set(self, value: Set, key: int) -> Iterator[Inert]:
