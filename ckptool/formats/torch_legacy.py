@@ -60,6 +60,7 @@ def read(probe: Probe) -> Parsed:
     if stream.big_endian:
         notes.append("written on a big-endian machine; its elements are little-endian all the same")
     rest = probe.source.nbytes - stream.end
+    behind = stream.end if rest else None
     if rest:
         another = is_legacy(probe.source.read(stream.end, min(48, rest)))
         notes.append(f"{rest:,} bytes after the last storage{': another saved object' if another else ''}")
@@ -71,13 +72,7 @@ def read(probe: Probe) -> Parsed:
         root=stream.tree.root,
         pickles=stream.pickles,
         rebuilder=rebuilder,
-        streams=(
-            Stream(
-                *("", probe.source, 0, stream.start, stream.globals),
-                rest=stream.end if rest else None,
-                opcodes=stream.opcodes,
-            ),
-        ),
+        streams=(Stream("", probe.source, 0, stream.start, stream.globals, rest=behind, opcodes=stream.opcodes),),
         class_sources=class_sources(stream.tree),
         notes=tuple(notes),
     )
@@ -115,10 +110,8 @@ class LegacyStream:
         system = read_pickle(source, protocol.end)
         computed = isinstance(magic.root, nodes.Call)
         if not (computed or magic.root == MAGIC_NUMBER) or protocol.root != PROTOCOL_VERSION:
-            raise UnsupportedFeature(
-                f"a legacy stream of another protocol than {PROTOCOL_VERSION}",
-                kind="future-version",
-            )
+            fact = f"a legacy stream of another protocol than {PROTOCOL_VERSION}"
+            raise UnsupportedFeature(fact, kind="future-version")
         flags = nodes.mapping_pairs(system.root) or []
         self.big_endian = nodes.lookup(flags, "little_endian") is False
         """Whether the machine was. The elements are little-endian nevertheless."""
@@ -154,15 +147,8 @@ class LegacyStream:
                 needed=view.offset + view.nbytes,
                 actual=root.ref.nbytes,
             )
-        ref = StorageRef(
-            view.key,
-            named.location,
-            view.nbytes,
-            self._source,
-            root.ref.offset + view.offset,
-            whole=root.ref,
-        )
-        return TypedStorage(ref, root.dtype)
+        at = root.ref.offset + view.offset
+        return root._replace(ref=root.ref._replace(key=view.key, nbytes=view.nbytes, offset=at, whole=root.ref))
 
     def rebuilder(self) -> Rebuilder:
         """Return a rebuilder of the tensors of this stream."""
