@@ -93,11 +93,6 @@ class Found(NamedTuple):
     """The usual type of the weights that are not quantised."""
 
     @property
-    def type_of_scale(self) -> str:
-        """The type of the scale if it has 16 bits, else the usual one."""
-        return self.scale.dtype if self.scale.dtype in _HALF else self.usual
-
-    @property
     def says(self) -> Mapping[str, Any]:
         """The settings beside the weights; empty if there are none."""
         return self.settings.says if self.settings is not None else {}
@@ -105,6 +100,22 @@ class Found(NamedTuple):
     def beside(self, end: str) -> LazyTensor | None:
         """Return the tensor whose name is the stem with this end; None if there is none."""
         return self.tensors.get(self.weight.stem + end)
+
+    def dense(
+        self,
+        how: str,
+        shape: tuple[int, ...],
+        facts: Mapping[str, float],
+        *,
+        dtype: str = "",
+        new_end: str = "weight",
+        **more: LazyTensor | None,
+    ) -> Dense:
+        """Return how it becomes dense, from its values, its scale, and what of ``more`` is there."""
+        parts = {"values": self.values, "scale": self.scale, **more}
+        there = {key: part for key, part in parts.items() if part is not None}
+        of_scale = self.scale.dtype if self.scale.dtype in _HALF else self.usual
+        return Dense(self.end, new_end, shape, dtype or of_scale, how, there, facts)
 
     def refused(self, fact: str) -> MigrationRefused:
         """Return the error for a weight that is not what its names say."""
@@ -221,14 +232,13 @@ def _plain(found: Found) -> Dense:
     facts = _grid(found, values.shape, scale.shape, _said(found, "weight_block_size"))
     if scale.dtype == "uint8" and (facts["row_block"], facts["column_block"]) != (1, 32):
         raise found.refused("its scale is of type uint8, and not of 32 columns each")
-    parts = {"values": values, "scale": scale}
     _refuse_without_zeros(found, zero)
-    if zero is not None:
-        if zero.shape != scale.shape or zero.dtype not in INTEGERS or {zero.dtype, values.dtype} == {"int8", "uint8"}:
-            raise found.refused(f"its zero points are of shape {list(zero.shape)}, its scales of {list(scale.shape)}")
-        parts["zero"] = zero
+    if zero is not None and (
+        zero.shape != scale.shape or zero.dtype not in INTEGERS or {zero.dtype, values.dtype} == {"int8", "uint8"}
+    ):
+        raise found.refused(f"its zero points are of shape {list(zero.shape)}, its scales of {list(scale.shape)}")
     end, new_end = _OTHER_ENDS.get(found.end, (found.end, found.end))
-    return Dense(end, new_end, values.shape, found.type_of_scale, "plain", parts, facts)
+    return found.dense("plain", values.shape, facts, new_end=new_end, zero=zero)._replace(end=end)
 
 
 def _refuse_other_scales(found: Found) -> None:
@@ -262,17 +272,13 @@ def _packed(found: Found) -> Dense:
         raise found.refused(f"{rows:,} × {columns:,} values of {many} bits do not fit {list(values.shape)} words")
     bits = fitting[0]
     facts = _grid(found, (rows, columns), scale.shape) | {"bits": bits, "columns": columns}
-    parts = {"values": values, "scale": scale}
     _refuse_without_zeros(found, zero)
-    if zero is not None:
-        if zero.shape != (-(-rows * bits // 32), scale.shape[-1]) or zero.dtype != "int32":
-            raise found.refused(f"its zero points are of shape {list(zero.shape)}")
-        parts["zero"] = zero
-    if (order := found.beside("weight_g_idx")) is not None:
-        if order.shape != (columns,) or order.dtype not in INTEGERS:
-            raise found.refused(f"its order of columns is of shape {list(order.shape)} and type {order.dtype}")
-        parts["groups"] = order
-    return Dense(found.end, "weight", (rows, columns), found.type_of_scale, "packed_columns", parts, facts)
+    if zero is not None and (zero.shape != (-(-rows * bits // 32), scale.shape[-1]) or zero.dtype != "int32"):
+        raise found.refused(f"its zero points are of shape {list(zero.shape)}")
+    order = found.beside("weight_g_idx")
+    if order is not None and (order.shape != (columns,) or order.dtype not in INTEGERS):
+        raise found.refused(f"its order of columns is of shape {list(order.shape)} and type {order.dtype}")
+    return found.dense("packed_columns", (rows, columns), facts, zero=zero, groups=order)
 
 
 def _packed_floats(found: Found) -> Dense:
@@ -281,20 +287,18 @@ def _packed_floats(found: Found) -> Dense:
     bits = 4 if is_short else 6  # of MXFP4 and MXFP6, 32 have a scale
     shape = (*values.shape[:-1], 8 * values.shape[-1] // bits)
     facts = _grid(found, shape, scale.shape) | {"bits": bits}
-    parts = {"values": values, "scale": scale}
+    divisor, factor = found.beside("weight_global_scale"), found.beside("weight_scale_2")
     if scale.dtype in FP8:  # NVFP4
-        divisor, factor = found.beside("weight_global_scale"), found.beside("weight_scale_2")
         if 16 * scale.numel != prod(shape):
             raise found.unlike(shape, scale.shape)
         if (divisor is None) == (factor is None) or (divisor or factor or scale).numel != 1:
             raise found.refused("it has no 'weight_global_scale', or more than one number for all of it")
-        parts |= {"divisor": divisor} if divisor is not None else {}
-        parts |= {"factor": factor} if factor is not None else {}
-    elif scale.dtype not in POWERS:
+        return found.dense("packed_floats", shape, facts, dtype=found.usual, divisor=divisor, factor=factor)
+    if scale.dtype not in POWERS:
         raise found.refused(f"its scale is of type {scale.dtype}")
-    elif scale.shape[:-1] != values.shape[:-1] or 32 * scale.numel != prod(shape):
+    if scale.shape[:-1] != values.shape[:-1] or 32 * scale.numel != prod(shape):
         raise found.unlike(shape, scale.shape)
-    return Dense(found.end, "weight", shape, found.usual, "packed_floats", parts, facts)
+    return found.dense("packed_floats", shape, facts, dtype=found.usual)
 
 
 def _mxfp4(found: Found) -> Dense:
@@ -305,7 +309,7 @@ def _mxfp4(found: Found) -> Dense:
     count, rows, groups, half = values.shape
     shape = (count, groups * half * 2, rows)
     facts = {"rows": shape[1], "scale_rows": groups, "row_block": 2 * half, "column_block": 1}
-    return Dense(found.end, "", shape, found.usual, "experts", {"values": values, "scale": scale}, facts)
+    return found.dense("experts", shape, facts, dtype=found.usual, new_end="")
 
 
 def _four_bits(found: Found) -> Dense:
@@ -326,22 +330,21 @@ def _four_bits(found: Found) -> Dense:
     count = prod(shape)
     if values.nbytes != -(-count // 2) or found.scale.numel != -(-count // block):
         raise found.refused(f"{count:,} values of 4 bits do not fit {values.nbytes:,} bytes in blocks of {block}")
-    parts = {"values": values, "scale": found.scale, "table": table}
     facts: dict[str, float] = {"count": count, "block": block}
-    inner = found.tensors.get(f"{name}.nested_absmax")
+    inner, inner_table = (found.tensors.get(f"{name}.nested_{one}") for one in ("absmax", "quant_map"))
     if found.scale.dtype != ("float32" if inner is None else "uint8"):
         raise found.refused(f"its scales are of type {found.scale.dtype}")
     if inner is not None:
-        inner_table, size = found.tensors.get(f"{name}.nested_quant_map"), says.get("nested_blocksize")
-        offset = says.get("nested_offset")
+        size, offset = says.get("nested_blocksize"), says.get("nested_offset")
         is_size = type(size) is int and 0 < size < 1 << 40
         if inner_table is None or type(size) is not int or not is_size or not isinstance(offset, float | int):
             raise found.refused("its scales are quantised, and nothing says how")
         if inner.numel != -(-found.scale.numel // size) or inner_table.numel != 256:
             raise found.refused("what scales its scales does not fit them")
-        parts |= {"inner_scale": inner, "inner_table": inner_table}
         facts |= {"inner_block": size, "offset": float(offset)}
-    return Dense("", "", tuple(shape), str(dtype), "four_bits", parts, facts)
+    inner_table = inner_table if inner is not None else None
+    more = {"table": table, "inner_scale": inner, "inner_table": inner_table}
+    return found.dense("four_bits", tuple(shape), facts, dtype=str(dtype), new_end="", **more)._replace(end="")
 
 
 def _eight_bits(found: Found) -> Dense:
@@ -351,7 +354,7 @@ def _eight_bits(found: Found) -> Dense:
     form = found.tensors.get(f"{found.weight.name}_format")
     if form is not None and (form.nbytes > 8 or any(form.read())):
         raise found.refused("its values are not in the order of rows ('weight_format')")
-    return Dense(found.end, found.end, values.shape, found.usual, "eight_bits", {"values": values, "scale": scale}, {})
+    return found.dense("eight_bits", values.shape, {}, dtype=found.usual, new_end=found.end)
 
 
 def _gptq(found: Found) -> Dense:
@@ -381,10 +384,9 @@ def _gptq(found: Found) -> Dense:
     length = 1 if order is not None else min(said[0], columns) if said else _length(found, columns, groups)
     if order is None and not length:
         raise found.refused(f"{columns:,} columns in {groups:,} groups, and nothing says which has how many")
-    parts = {"values": values, "scale": scale, "zero": zero} | ({"groups": order} if order is not None else {})
     facts = {"bits": bits, "columns": columns, "zero_offset": _ZERO_OFFSETS[str(layout)]}
     facts |= {"rows": outputs, "scale_rows": outputs, "row_block": 1, "column_block": length}
-    return Dense(found.end, "weight", (outputs, columns), found.type_of_scale, "along_inputs", parts, facts)
+    return found.dense("along_inputs", (outputs, columns), facts, zero=zero, groups=order)
 
 
 def _awq(found: Found) -> Dense:
@@ -404,8 +406,7 @@ def _awq(found: Found) -> Dense:
     if str(version).lower() != "gemm":
         raise found.refused(f"its layout is {str(version)[:40]!r}")
     facts = {"bits": bits, "rows": outputs, "scale_rows": outputs, "row_block": 1, "column_block": inputs // groups}
-    parts = {"values": values, "scale": scale, "zero": zero}
-    return Dense(found.end, "weight", (outputs, inputs), found.type_of_scale, "along_outputs", parts, facts)
+    return found.dense("along_outputs", (outputs, inputs), facts, zero=zero)
 
 
 def _bits(found: Found, keys: str) -> int:

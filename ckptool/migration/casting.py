@@ -110,8 +110,9 @@ class Casting:
         """Complex and sparse tensors, with their types: these are never cast."""
         self.kept_with: dict[str, str] = {}
         """Names that keep their type only because they are tied to a name that keeps its own, to that name."""
-        self._made: dict[Memory, TensorInfo] = {}
-        self._read: dict[Memory, LazyTensor] = {}
+        self._made: dict[Memory | None, TensorInfo] = {}
+        self.tensors: list[LazyTensor] = []
+        """The tensors that are read to be cast."""
 
     def apply(self, weights: Weights) -> Weights:
         """Return the weights with every floating tensor in the new type."""
@@ -137,14 +138,14 @@ class Casting:
             elif info.dtype.name.startswith("complex") or (info.layout != "strided" and info.dtype.name in _FLOATING):
                 self.leaves.append(f"{shown} ({info.layout} {info.dtype.name})".replace("(strided ", "("))
         matching = [one for pattern in self._keep for one in self._matching(pattern, places)]
-        kept = dict(matching)
-        self.kept_with |= {name: kept[one] for one, name, _ in places if one in kept and (one, name) not in matching}
+        kept, matched = dict(matching), set(matching)
+        self.kept_with |= {name: kept[one] for one, name, _ in places if one in kept and (one, name) not in matched}
         for memory, (name, tensor) in chosen.items():
-            if memory not in kept and memory not in self._made:
+            if memory not in kept:
                 source = CastSource(tensor, self._target, saturate=self._saturate)
                 self._sources.append((name, tensor.info.dtype.name, source))
                 self._made[memory] = source.tensor(tensor.info, self._target)
-                self._read[memory] = tensor
+                self.tensors.append(tensor)
 
     def _matching(
         self, pattern: re.Pattern[str], places: Sequence[tuple[Memory, str, str]]
@@ -169,8 +170,7 @@ class Casting:
 
     def info(self, info: TensorInfo) -> TensorInfo:
         """Return what a tensor becomes: itself if it is not to be cast. The same memory gives the same tensor."""
-        memory = memory_of(info)
-        made = None if memory is None or memory not in self._made else self._made[memory]
+        made = self._made.get(memory_of(info))
         if made is None:
             return info
         alike = (made.requires_grad, made.kind) == (info.requires_grad, info.kind)
@@ -186,11 +186,6 @@ class Casting:
                 kind="unsupported-cast",
                 hint="Keep its type with `keep_dtype=`, or take the weights alone: `form='state_dict'`.",
             )
-
-    @property
-    def tensors(self) -> list[LazyTensor]:
-        """The tensors that are read to be cast."""
-        return list(self._read.values())
 
     @property
     def casts(self) -> tuple[Cast, ...]:

@@ -17,6 +17,7 @@ from ckptool.checkpoints.weights import EMPTY, NameChanges, Weights, by_name, ch
 from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.messages import as_path
 from ckptool.migration import selection, torch_plan
+from ckptool.migration.casting import Casting, memory_of
 from ckptool.migration.changes import Changes, TargetForm, label
 from ckptool.migration.plan import Plan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
@@ -65,13 +66,9 @@ def make_plan(
     target = (folder_path if changes.makes_folder else target_path)(dst, checkpoint, form, marks)
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
-    casting, layout = None, kept or KeptLayout()
-    if changes.dtype:
-        from ckptool.migration.casting import Casting  # most plans cast nothing
-
-        casting = Casting(str(changes.dtype), tuple(changes.keep_dtype), trials, saturate=changes.saturate)
-    is_kept = bool(kept)
-    plan = Plan(form, target, changes.to, names, casting=casting, keeps_layout=is_kept, notes=notes)
+    dtype, layout = str(changes.dtype or ""), kept or KeptLayout()
+    casting = Casting(dtype, changes.keep_dtype, trials, saturate=changes.saturate) if dtype else None
+    plan = Plan(form, target, changes.to, names, casting=casting, keeps_layout=kept is not None, notes=notes)
     is_whole_dcp = form == "dcp" and not _picks(changes) and merge is None  # a state dict, as DCP saves it
     is_whole_dcp &= checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
     if changes.optimizer_names and not is_whole_dcp:
@@ -253,8 +250,6 @@ def _put_in_place(
     checkpoint: Checkpoint, changes: Changes, merge: Merge
 ) -> tuple[Callable[[TensorInfo], TensorInfo], Sequence[ComputedWeight]]:
     """Return a function from a tensor to the one that a merge puts in its place or itself, and the computed weights."""
-    from ckptool.migration.casting import memory_of  # few plans merge
-
     weights = prepare(checkpoint, choose(checkpoint, changes.key, changes.weights), NameChanges())
     merged, made = merge(checkpoint, weights)
     others = {memory_of(one.info): merged.tensors[name].info for name, one in weights.tensors.items()}

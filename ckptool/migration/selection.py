@@ -28,6 +28,8 @@ from ckptool.migration.tree_rewriter import TreeRewriter
 from ckptool.names.matching import Shapes
 from ckptool.names.renaming import Rule, Substitution, Trials, matched, matches
 from ckptool.pickles.nodes import Inert
+from ckptool.pickles.values import kind_of
+from ckptool.pickles.weights_only import why_refused
 from ckptool.pickles.writer import write_pickle
 from ckptool.sources.source import BytesSource
 from ckptool.tensors.reading import LazyTensor
@@ -298,8 +300,6 @@ def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> 
         )
         refused = {name: why for name, why in found if why is not None}
     if refused and not drop:
-        from ckptool.pickles.values import kind_of
-
         named = [f"{name!r} ({kind_of(others[name])}: {why})" for name, why in refused.items()]
         raise MigrationRefused(
             f"{counted(len(refused), 'entry')} that torch.load() refuses by default: {some(named)}",
@@ -312,6 +312,4 @@ def without_refused(checkpoint: Checkpoint, weights: Weights, *, drop: bool) -> 
 
 def _why_refused(checkpoint: Checkpoint, entry: Inert) -> str | None:
     """Return the name or opcode for which ``torch.load`` refuses an entry, as it would be written; None if it loads."""
-    from ckptool.pickles.weights_only import why_refused
-
     return why_refused(write_pickle(entry, TreeRewriter(checkpoint.rebuilder or Rebuilder(), None)))

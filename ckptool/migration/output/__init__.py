@@ -9,7 +9,7 @@ Write output files; each gets its name only when it is complete. Nothing else wr
 4. A killed process leaves nothing, or one ``.<name>.ckptool-<pid>-….part`` that the next run removes; on Windows
    it may be an old file that was moved aside, ``….old``, which gets its name back. The writer locks its part: the id of
    a process on another host or in another container means nothing here.
-5. Another name of the old file, a hard link, keeps the old file; ``other_names`` counts them.
+5. Another name of the old file, a hard link, keeps the old file; ``notes`` counts them.
 
 Folders get their name only when they are complete:
 
@@ -83,8 +83,7 @@ class Output(Closing):
         self._gap_end: int | None = None
         """Position to go on at after a gap, once it is filled: on Windows, writing elsewhere moves the file's own."""
         self._written = 0
-        self.other_names = 0
-        """How many other names (hard links) the replaced file has; they still lead to its old content."""
+        self.notes: tuple[str, ...] = ()
         self._folder = os.path.dirname(self.path)
         if (there := mode_there(self.path, self._shown)) is not None:
             if not stat.S_ISREG(there):
@@ -108,13 +107,6 @@ class Output(Closing):
     def file(self, name: str) -> Output:  # noqa: ARG002 - it has one file
         """Return itself: it has one file."""
         return self
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A note on other names of the replaced file, which still lead to its old content."""
-        many = counted(self.other_names, "other name")
-        text = f"the file that was replaced has {many} (a hard link), which still leads to what it was"
-        return (text,) if self.other_names else ()
 
     def narrow(self, mode: int) -> None:
         """Remove permissions that ``mode`` lacks, for callers that learn the mode of a source once this is open."""
@@ -229,7 +221,9 @@ class Output(Closing):
                         raise self._exists() from error
                 else:
                     return
-            self.other_names = copy_attributes(self._fd, self.path)
+            if others := copy_attributes(self._fd, self.path):
+                many = f"{counted(others, 'other name')} (a hard link)"
+                self.notes = (f"the file that was replaced has {many}, which still leads to what it was",)
             system.sync(self._fd)  # the old file goes: the new one must be on the disk first
             if self._temporary is None:
                 # A file without a name can only get one that is free: over an old file it goes in two steps.

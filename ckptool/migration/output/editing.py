@@ -27,7 +27,7 @@ from ckptool.errors import CkptoolError, DamagedFile, FileUnavailable, Migration
 from ckptool.messages import as_path
 from ckptool.migration.output import failed
 from ckptool.sources.descriptors import Descriptor
-from ckptool.sources.files import FileSource
+from ckptool.sources.files import FileSource, unavailable
 from ckptool.sources.journal import (
     Change,
     Found,
@@ -238,8 +238,6 @@ def _refuse_kind(path: str) -> None:
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError) as error:
-        from ckptool.sources.files import unavailable
-
         raise unavailable(path, error if isinstance(error, OSError) else FileNotFoundError(errno.ENOENT, "")) from error
     if stat.S_ISLNK(mode):
         raise MigrationRefused(

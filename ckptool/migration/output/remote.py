@@ -8,6 +8,7 @@ temporary one, and get their names many at a time; the last of them makes the ot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -186,8 +187,6 @@ class RemoteFolderOutput(Closing):
 
     def publish(self) -> None:
         """Give the files their names, the last one last; if one is taken meanwhile, remove the names already given."""
-        from concurrent.futures import ThreadPoolExecutor
-
         self._refuse_what_is_there()
         *others, last = self._files
         done: list[str] = []
