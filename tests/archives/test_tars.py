@@ -133,6 +133,11 @@ def test_more_members_than_allowed_are_refused() -> None:
     with pytest.raises(LimitExceeded):
         archive_of(data, Limits(entries=4))
 
+    links = packed(*(member(str(number), type=tarfile.SYMTYPE, linkname="x") for number in range(5)))
+    assert not archive_of(links, Limits(entries=5))
+    with pytest.raises(LimitExceeded, match="links"):
+        archive_of(links, Limits(entries=4))
+
 
 def test_cut_anywhere_it_is_an_error_or_the_members_before_the_cut() -> None:
     data = packed(member("a", b"x" * 700), member("b" * 120, b"y" * 10), dialect="gnu")

@@ -200,6 +200,23 @@ def test_more_members_than_allowed_are_refused_before_they_are_read() -> None:
     assert (caught.value.needed, caught.value.actual) == (20, 19)
 
 
+# Names that are one name to some readers, and bytes between members that some take for members
+
+
+@each(
+    "data",
+    [
+        whole([stored("é", flags=1 << 11), replace(stored("x"), name=b"\x82")]),  # the same letter in code page 437
+        whole([A, B], gap=local_header(C) + C.payload),
+        whole([A, B], gap=whole([C])),
+    ],
+)
+def test_what_would_be_another_member_to_some_readers_is_refused(data: bytes) -> None:
+    with pytest.raises(CkptoolError) as caught:
+        read(data)
+    assert caught.value.kind == AMBIGUOUS
+
+
 # Flags that change what is read (Z15), and whatever else
 
 
