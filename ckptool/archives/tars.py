@@ -127,7 +127,9 @@ def _members(source: Source) -> Iterator[tuple[Record, bytes, bool] | int]:
                 raise MalformedFile(f"a second tar name at byte {payload:,}", kind="malformed-tar", offset=payload)
             override |= found
             continue
-        name = override.get("path", _name(header))
+        prefix, own = _text(header[345:500]), _text(header[:100])
+        # The prefix counts in every kind of tar, as in Python.
+        name = override.get("path", f"{prefix}/{own}" if prefix else own)
         _check_for_all_readers(header, name, max(nbytes, said), at)
         yield Record(name, payload, nbytes, nbytes), kind, "sparse" in override or kind == b"S"
         override = {}
@@ -175,12 +177,6 @@ def _readings(field: bytes) -> set[int | None]:
         return found | {int(str(field.partition(b"\0")[0], "ascii").strip() or "0", 8)}
     except ValueError:
         return found | {None}
-
-
-def _name(header: bytes) -> str:
-    name = _text(header[:100])
-    prefix = _text(header[345:500])  # in every kind of tar, as in Python
-    return f"{prefix}/{name}" if prefix else name
 
 
 def _pax(records: bytes, offset: int) -> dict[str, str]:

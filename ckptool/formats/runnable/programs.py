@@ -83,7 +83,10 @@ def of_members(members: Sequence[Member], record: str) -> Iterator[Act]:
         yield of_kind("TorchScript", record)
     if is_exported:
         yield of_kind(EXPORTED, record)
-    yield from islice(_compiled(names, record), _MOST_ACTS)
+    # The loader of exported programs loads the native code in these folders, or compiles it first.
+    folders = {match[1]: name for name in names if (match := _COMPILED(name))}
+    for folder, name in islice(folders.items(), _MOST_ACTS):
+        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place(record, name), 0)
     left, unread, found = _MOST_READ, 0, 0
     for name, nbytes, opened in members:
         read = _reader(name, is_exported=is_exported)
@@ -126,13 +129,6 @@ def _sources(names: Iterable[str], record: str) -> Iterator[Act]:
         if path.endswith(".py"):
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             yield Act("code", "runs", module, f"the source of {module}", SOURCE, place(record, name), 0)
-
-
-def _compiled(names: Iterable[str], record: str) -> Iterator[Act]:
-    """Yield the folders of native code, which the loader of exported programs loads, or compiles and loads."""
-    found = {match[1]: name for name in names if (match := _COMPILED(name))}
-    for folder, name in found.items():
-        yield Act("code", "runs", folder, f"native code in {folder}", NATIVE, place(record, name), 0)
 
 
 def of_settings(text: str, record: str) -> Iterator[Act]:
