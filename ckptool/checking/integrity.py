@@ -29,8 +29,8 @@ from ckptool.cancellation import Cancellation, each
 from ckptool.checking.finding import MOST_FINDINGS, Finding, note
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.contents import collect
-from ckptool.checkpoints.digest import digest_of, tensors_of
 from ckptool.checkpoints.parsed import Parsed, Part
+from ckptool.checkpoints.weights import digest_of, tensors_of
 from ckptool.errors import CkptoolError, Failure, FileUnavailable
 from ckptool.formats import safetensors, torch_legacy
 from ckptool.limits import Limits

@@ -127,7 +127,7 @@ class _Inspected(Result):
         self._checkpoint = checkpoint
         self._digest = None
         if options["digest"]:
-            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is rarely requested
+            from ckptool.checkpoints.weights import digest_or_why  # it reads every byte, and is rarely requested
 
             self._digest = digest_or_why(checkpoint)
         self._selection = selection

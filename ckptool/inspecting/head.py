@@ -22,9 +22,9 @@ from ckptool.sections import Fact, Section, cut_middle
 from ckptool.sources.paths import command_line
 
 if TYPE_CHECKING:
-    from ckptool.checkpoints.digest import Known
     from ckptool.checkpoints.parsed import Beside
     from ckptool.checkpoints.training import TrainingState
+    from ckptool.checkpoints.weights import Known
 
 SCHEMA = "ckptool.inspect/2"
 _BESIDE_WEIGHTS = ("checkpoint", "training", "tensors", "data")

@@ -35,7 +35,7 @@ from ckptool.tensors.pieces import cut_of
 from ckptool.tensors.reading import LazyTensor
 
 if TYPE_CHECKING:
-    from ckptool.checkpoints.digest import Known
+    from ckptool.checkpoints.weights import Known
 
 
 _LONGEST_CLASS = 256
@@ -98,7 +98,7 @@ def inspect(origin: Origin, *, digest: bool = False, limits: Limits = DEFAULT_LI
     with open_checkpoint(origin, limits=limits) as checkpoint:
         known = None
         if digest:
-            from ckptool.checkpoints.digest import digest_or_why  # it reads every byte, and is rarely requested
+            from ckptool.checkpoints.weights import digest_or_why  # it reads every byte, and is rarely requested
 
             known = digest_or_why(checkpoint, limits)
         return InspectReport(checkpoint, known)

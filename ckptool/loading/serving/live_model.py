@@ -36,8 +36,7 @@ from ckptool.arguments import checked
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, steps
 from ckptool.checking.value_survey import DIVERGED, is_meant
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
-from ckptool.checkpoints.digest import digest_of
-from ckptool.checkpoints.weights import Weights, WeightsChoice
+from ckptool.checkpoints.weights import Weights, WeightsChoice, digest_of
 from ckptool.errors import CkptoolError, Failure, UnsupportedFeature, drop_tracebacks
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.loading.choice import Choice
