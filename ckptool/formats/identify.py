@@ -15,7 +15,6 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ def name_foreign(source: Source) -> Foreign | None:
     The caller raises it; nothing is raised but what ``source.read`` raises. Reads 64 KiB from the start and 8 bytes
     from the end; 16 MiB of JSON, as an index of shards can be that long.
     """
-    head = Head.of(source)
+    head = Head(source)
     if not head.nbytes:
         hint = "Download or save the file again."
         return TruncatedFile("empty: the file has 0 bytes", kind="empty", hint=hint, actual=0)
@@ -56,32 +55,19 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 _MARKUP = re.compile(rb"\s*<(?:!doctype|\?xml|html)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
 class Head:
-    """The first 64 KiB."""
+    """The first 64 KiB of a file."""
 
-    source: Source
-    nbytes: int
-    """Size of the whole file in bytes."""
-    data: bytes
-    text: str | None
-    """``data`` as text without a byte order mark; None if it is not text."""
-
-    @classmethod
-    def of(cls, source: Source) -> Head:
-        """Read the start of a source."""
-        data = source.read(0, min(source.nbytes, _HEAD_NBYTES))
-        return cls(source, source.nbytes, data, _decoded(data, whole=source.nbytes <= _HEAD_NBYTES))
-
-    @property
-    def whole(self) -> bool:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.nbytes = source.nbytes
+        """Size of the whole file in bytes."""
+        self.size = counted(self.nbytes, "byte")
+        self.whole = self.nbytes <= _HEAD_NBYTES
         """Whether this is all of the file."""
-        return self.nbytes <= _HEAD_NBYTES
-
-    @property
-    def size(self) -> str:
-        """The size of the file in words."""
-        return counted(self.nbytes, "byte")
+        self.data = source.read(0, min(self.nbytes, _HEAD_NBYTES))
+        self.text = _decoded(self.data, whole=self.whole)
+        """``data`` as text without a byte order mark; None if it is not text."""
 
     def has(self, mark: bytes, offset: int) -> bool:
         """Return whether the mark is at the offset, which counts from the end if it is negative."""

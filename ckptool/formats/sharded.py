@@ -200,20 +200,21 @@ def _open_shards(index: SourceInFolder, shard_of: Mapping[str, str]) -> dict[str
                 error.message = f"shard {name!r}: {error.message}"
                 raise
             missing.append(name)
-    if missing:
-        raise missing_shards(missing, len(names), "beside the index")
+    refuse_missing_shards(missing, len(names), "beside the index")
     return opened
 
 
-def missing_shards(missing: Sequence[str], count: int, where: str = "beside the others") -> FileUnavailable:
-    """Return the error for shards that are missing, out of ``count``."""
-    fact = f"{len(missing):,} of {counted(count, 'shard')} not there: {some(list(map(repr, missing)))}"
-    return FileUnavailable.of_set(
-        fact,
-        f"Put {'it' if len(missing) == 1 else 'them'} {where}: download what is missing.",
-        count,
-        count - len(missing),
-    )
+def refuse_missing(missing: Sequence[str], needed: int, what: str, hint: str) -> None:
+    """Raise FileUnavailable for the ``missing`` files of a set of ``needed`` ones, which ``what`` counts in words."""
+    if missing:
+        fact = f"{len(missing):,} of {what} not there: {some(missing)}"
+        raise FileUnavailable.of_set(fact, hint, needed, needed - len(missing))
+
+
+def refuse_missing_shards(missing: Sequence[str], needed: int, where: str) -> None:
+    """Raise FileUnavailable for shards that are missing; they should be ``where``."""
+    hint = f"Put {'it' if len(missing) == 1 else 'them'} {where}: download what is missing."
+    refuse_missing(list(map(repr, missing)), needed, counted(needed, "shard"), hint)
 
 
 def lacks_all(error: CkptoolError) -> bool:

@@ -323,8 +323,7 @@ def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> 
     if candidate.kind == "set":
         sharded.refuse_many(candidate.total, probe.limits)
         missing = [one for one in candidate.files if not folder.has(one)]
-        if missing:
-            raise sharded.missing_shards(missing, len(candidate.files))
+        sharded.refuse_missing_shards(missing, len(candidate.files), "beside the others")
         parsed = sharded.read_set(folder, candidate.files, probe)
         what = f"no index names the {len(candidate.files):,} shards: they are together by their names"
         return folder, parsed._replace(remarks=(*parsed.remarks, Remark("CK168", what)))

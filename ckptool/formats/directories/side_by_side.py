@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ckptool.checkpoints.parsed import Parsed, Remark, Traits
 from ckptool.checkpoints.roles import collect_weights
-from ckptool.errors import AmbiguousFile, CkptoolError, Failure, FileUnavailable, MalformedFile, within
+from ckptool.errors import AmbiguousFile, CkptoolError, Failure, MalformedFile, within
 from ckptool.formats import torch_legacy
 from ckptool.formats.probe import Probe
 from ckptool.formats.sharded import with_files
@@ -169,13 +169,6 @@ def of_larger_run(files: Sequence[str], world: int) -> Remark:
     """Return the remark on files of more ranks than those that saved what is read."""
     what = f"{counted(len(files), 'file')} of ranks that this run has not, {world:,} are its: {some(files)}"
     return Remark("CK150", what, "They are of a run with more ranks that was saved here before.")
-
-
-def refuse_missing(missing: Sequence[str], needed: int, what: str, hint: str) -> None:
-    """Raise FileUnavailable for the ``missing`` files of a set of ``needed`` ones, which ``what`` counts in words."""
-    if missing:
-        fact = f"{len(missing):,} of {what} not there: {some(missing)}"
-        raise FileUnavailable.of_set(fact, hint, needed, needed - len(missing))
 
 
 def tiling_fault(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> CkptoolError | None:

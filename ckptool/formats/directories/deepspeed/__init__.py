@@ -59,9 +59,9 @@ from ckptool.formats.directories.side_by_side import (
     TreeBuilder,
     agree,
     of_larger_run,
-    refuse_missing,
 )
 from ckptool.formats.probe import Probe
+from ckptool.formats.sharded import refuse_missing
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Dict, PairList, Pairs

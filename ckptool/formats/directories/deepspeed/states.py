@@ -92,6 +92,9 @@ class _File:
         if parsed.rebuilder is None or not self.pairs:
             raise self.malformed(f"it holds {nodes.class_name(parsed.root)} and no states of an engine")
         self.rebuilder = parsed.rebuilder
+        version = self.field("ds_version")
+        self.version = version if isinstance(version, str) and len(version) < 64 else None
+        """The release of DeepSpeed that wrote it."""
 
     def field(self, key: str) -> Inert:
         """Return what is under a key; None if nothing is."""
@@ -100,12 +103,6 @@ class _File:
     def number(self, key: str) -> int | None:
         """Return the number under a key."""
         return _size_or_enum(self.field(key))
-
-    @property
-    def version(self) -> str | None:
-        """The release of DeepSpeed that wrote it."""
-        found = self.field("ds_version")
-        return found if isinstance(found, str) and len(found) < 64 else None
 
     @cached_property
     def settings(self) -> dict[str, str | float]:
@@ -137,6 +134,15 @@ class _File:
 class ModelStates(_File):
     """``*_model_states.pt``."""
 
+    def __init__(self, name: str, parsed: Parsed) -> None:
+        super().__init__(name, parsed)
+        shared = nodes.mapping_pairs(self.field("shared_params")) or []
+        self.shared = {name: kept for name, kept in shared if type(name) is str and type(kept) is str}
+        """Names whose parameter is stored under another name, with that name."""
+        buffers = self.field("buffer_names")
+        self.buffers = {one for one in buffers if type(one) is str} if isinstance(buffers, list) else set[str]()
+        """The names of the buffers in ``module``."""
+
     @cached_property
     def module(self) -> dict[str, TensorInfo] | None:
         """The tensors of ``module`` by name; None where it has none, as for pipelines."""
@@ -165,18 +171,6 @@ class ModelStates(_File):
         found = ((name, self.rebuilder.tensor(node)) for name, node in pairs if type(name) is str)
         return {name: info for name, info in found if info is not None}
 
-    @cached_property
-    def shared(self) -> dict[str, str]:
-        """Names whose parameter is stored under another name, with that name."""
-        pairs = nodes.mapping_pairs(self.field("shared_params")) or []
-        return {name: kept for name, kept in pairs if type(name) is str and type(kept) is str}
-
-    @cached_property
-    def buffers(self) -> frozenset[str]:
-        """The names of the buffers in ``module``."""
-        said = self.field("buffer_names")
-        return frozenset(name for name in said if type(name) is str) if isinstance(said, list) else frozenset()
-
 
 class OptimStates(_File):
     """``*_optim_states.pt``: what one data-parallel rank keeps of the optimizer."""
@@ -188,19 +182,13 @@ class OptimStates(_File):
             raise self.malformed("no optimizer_state_dict")
         self.inner = inner
         self.of_stage_3 = nodes.lookup(inner, "fp32_flat_groups") is not None
-
-    @property
-    def stage(self) -> int:
+        said = _size_or_enum(nodes.lookup(inner, "zero_stage"))
+        self.stage = said if said is not None else 3 if self.of_stage_3 else 2
         """The stage of ZeRO, which decides what was partitioned."""
-        said = _size_or_enum(nodes.lookup(self.inner, "zero_stage"))
-        return said if said is not None else 3 if self.of_stage_3 else 2
-
-    @property
-    def counts(self) -> tuple[int, ...]:
+        counts = nodes.lookup(inner, "partition_count")
+        listed = map(_size_or_enum, counts if isinstance(counts, list) else [counts])
+        self.counts = tuple(one for one in listed if one is not None)
         """Into how many parts each group was partitioned; empty if the file does not record it."""
-        said = nodes.lookup(self.inner, "partition_count")
-        listed = said if isinstance(said, list) else [said]
-        return tuple(one for one in map(_size_or_enum, listed) if one is not None)
 
     @cached_property
     def flats(self) -> list[TensorInfo]:

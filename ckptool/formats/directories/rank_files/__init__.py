@@ -35,9 +35,9 @@ from ckptool.formats.directories.side_by_side import (
     given,
     of_larger_run,
     opened,
-    refuse_missing,
 )
 from ckptool.formats.probe import Probe
+from ckptool.formats.sharded import refuse_missing
 from ckptool.formats.slices import HEAD_NBYTES, INDEX, MARKS, OF_RANK
 from ckptool.formats.strict_json import parse
 from ckptool.messages import counted, some
