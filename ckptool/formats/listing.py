@@ -86,7 +86,7 @@ class Listing:
         self._beside: list[str] = []
         self.passed: list[str] = []
         """Folders that were not searched."""
-        self._seen: set[int] = set()
+        self._seen: set[int] = set()  # hashes of paths: of millions of files, the paths would be too much
 
     def add(self, paths: Iterable[str]) -> None:
         """Add paths to the list: what was found beside a checkpoint when it was opened."""

@@ -105,6 +105,7 @@ def open_folder(folder: FolderSource, probe: Probe) -> Opened:
 
 def _refuse_repeated(folder: FolderSource, parsed: Parsed, limits: Limits) -> None:
     """Raise LimitExceeded if tensors in pieces are far larger than the files: pieces may repeat the same bytes."""
+    # Tied tensors share a source, which counts once.
     storages = [info.storage for info in parsed.contents.tensors.values() if info.storage is not None]
     needed = sum({id(one.source): one.nbytes for one in storages if isinstance(one.source, PiecesSource)}.values())
     held = sum(file.nbytes for _, file in folder.opened())
@@ -371,7 +372,7 @@ def checkpoint_folders(folder: FolderSource, budget: list[int] | None = None, de
 
     No more than ``budget`` folders are searched, in all that are below the outermost one.
     """
-    budget = [_MOST_FOLDERS] if budget is None else budget
+    budget = [_MOST_FOLDERS] if budget is None else budget  # a list, because all levels take from the same one
     found = []
     for name in folder.folders:
         if name.startswith(".") or depth >= _DEEPEST or budget[0] <= 0:

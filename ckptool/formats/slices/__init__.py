@@ -564,6 +564,7 @@ def _are_alike(name: str, one: Tensors, other: Tensors) -> bool:
     mask = 0xF0 if size > 4 else 0  # of float64, in whose first byte there is no more than half of the exponent
     ends = range(size - 1, count * size, size)
     same = sum(first[end] == second[end] and not (first[end - 1] ^ second[end - 1]) & mask for end in ends)
+    # Training changes few signs and exponents. Unrelated weights agree in half of the signs, so in fewer of both.
     return 5 * same >= 2 * count
 
 

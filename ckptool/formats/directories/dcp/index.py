@@ -229,7 +229,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
         needed = len(described)
         raise LimitExceeded(f"more than {limits.tensors:,} names", needed=needed, actual=limits.tensors)
     left = source.nbytes  # a file could repeat the cost of one list of pieces by sharing it
-    described.reverse()
+    described.reverse()  # taken from the end, so that each node is released when it was read
     for _ in each(range(len(described)), limits.cancellation):
         key, entry = described.pop()
         if type(key) is not str:
@@ -287,7 +287,7 @@ def _places(pairs: nodes.PairList, limits: Limits) -> tuple[_Places, dict[str, U
         if type(name) is not str or type(file) is not str or not is_size(begin) or not is_size(nbytes):
             raise _malformed("an item without a name, or a place")
         use = uses.get(file)
-        if use is None:
+        if use is None:  # once for each file, of which there are few
             components(file)
             refuse_long("the name of a file", file)
             use = uses[file] = [0, 0]
