@@ -197,11 +197,6 @@ def has_weights(files: Sequence[str]) -> bool:
     return any(_usual(one) is not None for one in candidates(files))
 
 
-def helpers(files: Sequence[str]) -> Choice:
-    """Return the candidates of a folder without weights: what trainers put beside them."""
-    return Choice(tuple(one for one in candidates(files) if role_of(one.name) is not None))
-
-
 def shard_of(name: str) -> tuple[str, int, int, str] | None:
     """Return prefix, number, count of shards and ending in the name of a shard; None if it is not one."""
     match = _SHARD.fullmatch(name)

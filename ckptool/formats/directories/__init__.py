@@ -134,10 +134,10 @@ def _read(folder: FolderSource, probe: Probe) -> Opened:
         below = _of_folders(folder, folders)
         is_none = not isinstance(error, FileUnavailable) or error.kind in (LINK, "directory")
         are_files = all(one.kind == "file" for one in choice.candidates) and not filenames.has_weights(folder.files)
-        if not (below.candidates and is_none and are_files):  # else the files are not of the folder's checkpoint
+        if not (below and is_none and are_files):  # else the files are not of the folder's checkpoint
             raise
         strangers = tuple(one.name for one in choice.candidates)
-        return _open_choice(folder, below._replace(strangers=strangers), folders, probe)
+        return _open_choice(folder, Choice(below, strangers=strangers), folders, probe)
 
 
 def _open_choice(folder: FolderSource, choice: Choice, folders: Sequence[str], probe: Probe) -> Opened:
@@ -297,23 +297,22 @@ def offers(folder: FolderSource) -> tuple[Choice, list[str]]:
     if snapshot is not None:
         return Choice((Candidate(snapshot, "folder"),)), [snapshot]
     folders = checkpoint_folders(folder)
-    if not choice.candidates:
-        choice = _of_folders(folder, folders)
-    if not choice.candidates:
-        choice = filenames.helpers(folder.files)
-    if not choice.candidates:
-        choice = Choice(tuple(Candidate(name, "folder") for name in folders))
     archives = [name for name in folder.files if name.lower().endswith(".zip")]
-    if not choice.candidates and len(archives) == 1:  # as stable-baselines3 saves
-        choice = Choice((Candidate(archives[0], "file"),))
-    return choice, folders
+    candidates = (
+        choice.candidates
+        or _of_folders(folder, folders)
+        or tuple(filenames.candidates(folder.files))  # what trainers put beside weights, as there are no others
+        or tuple(Candidate(name, "folder") for name in folders)
+        or tuple(Candidate(name, "file") for name in archives if len(archives) == 1)  # as stable-baselines3 saves
+    )
+    return choice._replace(candidates=candidates), folders
 
 
-def _of_folders(folder: FolderSource, folders: Sequence[str]) -> Choice:
+def _of_folders(folder: FolderSource, folders: Sequence[str]) -> tuple[Candidate, ...]:
     """Return the folders in a folder that may be meant: those with weights, or the one that a pointer names."""
     weights = [name for name in folders if filenames.role_of(name) is None]
     named = beside.followed(folder, weights)
-    return Choice(tuple(Candidate(name, "folder") for name in ([named] if named is not None else weights)))
+    return tuple(Candidate(name, "folder") for name in ([named] if named is not None else weights))
 
 
 def open_candidate(folder: FolderSource, candidate: Candidate, probe: Probe) -> Opened:
