@@ -111,12 +111,13 @@ def opened(folder: FolderSource, probe: Probe, name: str) -> Parsed:
 
 
 class FolderTree(TreeBuilder):
-    """A tree of the contents of several files of a folder. It keeps what it has read of each."""
+    """A tree of the contents of several files of a folder. It keeps what it has read of each, and remarks on them."""
 
     def __init__(self, folder: FolderSource, probe: Probe, layout: str, traits: Traits) -> None:
         super().__init__(probe.limits)
         self.folder = folder
         self.files: dict[str, Parsed] = {}
+        self.remarks: list[Remark] = []
         self._probe = probe
         self._layout = layout
         self._traits = traits
@@ -143,7 +144,15 @@ class FolderTree(TreeBuilder):
     def parsed(self, root: Inert, files: Iterable[str] | None = None) -> Parsed:
         """Return the checkpoint with this tree, of these ``files``, or of all that were read."""
         contents = collect_weights(root, self.rebuilder, self.limits)
-        whole = Parsed(self.folder, self._layout, self._traits, contents, root=root, rebuilder=self.rebuilder)
+        whole = Parsed(
+            self.folder,
+            self._layout,
+            self._traits,
+            contents,
+            root=root,
+            rebuilder=self.rebuilder,
+            remarks=tuple(self.remarks),
+        )
         return with_files(whole, [(name, self.files[name]) for name in (self.files if files is None else files)])
 
 

@@ -33,7 +33,7 @@ checkpoint/ds_to_universal.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from posixpath import join
 from typing import Final, NamedTuple
@@ -124,8 +124,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
         what, actual = "files of model-parallel ranks", world - len(missing)
         raise _missing_files(inside, what, world, actual, f"Not there: {missing[:8]}.")
     if len(ranks) == 1 and not files.experts:
-        engine, remarks = reader.engine(inside, files.models[0], files.optims.get(0, {}))
-        return _whole(reader, engine, remarks)
+        return _whole(reader, reader.engine(inside, files.models[0], files.optims.get(0, {})))
     found = _mixture(reader, files, first) if len(ranks) == 1 else None
     if found is not None:
         return found
@@ -179,7 +178,7 @@ class Reader(FolderTree):
         """Return the content of a file of model states."""
         return ModelStates(name, self.open(name))
 
-    def engine(self, inside: str, models: Mapping[int, str], optims: Mapping[int, str]) -> tuple[Engine, list[Remark]]:
+    def engine(self, inside: str, models: Mapping[int, str], optims: Mapping[int, str]) -> Engine:
         """
         Return the states of the data-parallel ranks of one model-parallel rank.
 
@@ -188,14 +187,13 @@ class Reader(FolderTree):
             MalformedFile: They are of different saves.
         """
         model = self.model(models[min(models)])
-        remarks: list[Remark] = []
         if not optims:
             if _is_partitioned(model):
                 world = model.number("dp_world_size") or 1
                 raise _missing_files(inside, "*_optim_states.pt", world, 0, "The values of the parameters are in them.")
             if model.groups is not None:
-                remarks.append(_without_masters(inside, model))
-            return Engine(self.folder.cancellation, [model], []), remarks
+                self.remarks.append(_without_masters(inside, model))
+            return Engine(self.folder.cancellation, [model], [])
         first = OptimStates(optims[min(optims)], self.open(optims[min(optims)]))
         world = max(first.counts) if first.counts else max(optims) + 1
         missing = [rank for rank in range(world) if rank not in optims]
@@ -216,7 +214,7 @@ class Reader(FolderTree):
         agree("stages of ZeRO", [(one.name, one.stage) for one in files])
         agree("numbers of partitions", [(one.name, one.counts or None) for one in files])
         states.steps_agree(files)
-        remarks += _other_settings(model, first)
+        self.remarks += _other_settings(model, first)
         found = [model]
         if first.of_stage_3:
             found = [self.model(models[rank]) for rank in range(world) if rank in models]
@@ -225,13 +223,13 @@ class Reader(FolderTree):
             if len(found) < world:
                 gone = [str(rank) for rank in range(world) if rank not in models]
                 what = f"{len(gone):,} of {counted(world, 'file')} *_model_states.pt not there: rank {some(gone)}"
-                remarks.append(Remark("CK157", what, "No trained weight is in them; frozen ones would be."))
+                self.remarks.append(Remark("CK157", what, "No trained weight is in them; frozen ones would be."))
         extra += [models[rank] for rank in sorted(models) if rank >= (world if first.of_stage_3 else 1)]
         if extra:
-            remarks.append(of_larger_run(extra, world))
+            self.remarks.append(of_larger_run(extra, world))
         engine = Engine(self.folder.cancellation, found, files)
-        remarks += _of_other_ranks(engine)
-        return engine, remarks
+        self.remarks += _of_other_ranks(engine)
+        return engine
 
     def client(self, model: ModelStates, taken: Iterable[str]) -> Pairs:
         """Return the engine's state, and what the client added to it; a name that is ``taken`` gets a mark."""
@@ -245,7 +243,7 @@ class Reader(FolderTree):
                 found.append((key, self.transplant(value, model.rebuilder)))
         return found
 
-    def finished(self, root: PairList, remarks: Sequence[Remark]) -> Parsed:
+    def finished(self, root: PairList) -> Parsed:
         """Return a tree as a checkpoint; its ``module`` can be requested, but is not the weights."""
         parsed = self.parsed(Dict(root))
         for group in parsed.contents.groups:
@@ -253,7 +251,7 @@ class Reader(FolderTree):
                 group.kind = "mapping"
             elif group.key == "module" or group.key.startswith("module."):
                 group.kind = "loose"
-        return parsed._replace(remarks=tuple(remarks))
+        return parsed
 
 
 def _is_partitioned(model: ModelStates) -> bool:
@@ -313,10 +311,10 @@ def _missing_files(inside: str, what: str, needed: int, actual: int, hint: str) 
     return FileUnavailable.of_set(fact, hint, needed, actual)
 
 
-def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
+def _whole(reader: Reader, engine: Engine) -> Parsed:
     model = engine.models[0]
     if not engine.optims:  # it is in one file
-        return reader.parsed(reader.root_of(model.name))._replace(remarks=tuple(remarks))
+        return reader.parsed(reader.root_of(model.name))
     tensors, absent = weights(engine)
     bare = {path for path, _ in model.parsed.contents.extras}  # entries of ``module`` that hold no tensor
     pairs = nodes.mapping_pairs(model.field("module")) or []
@@ -324,13 +322,13 @@ def _whole(reader: Reader, engine: Engine, remarks: list[Remark]) -> Parsed:
     root: PairList = [("", state_dict(reader, tensors, model.field("module"), others))]
     if not engine.of_stage_3:
         root.append(("module", reader.transplant(model.field("module"), model.rebuilder)))
-    state, groups = optimizer(reader, engine, remarks)
+    state, groups = optimizer(reader, engine)
     first = engine.optims[0]
     kept = [(key, value) for key, value in first.inner if type(key) is str and key not in states.OF_PARTITION]
     others = [(key, reader.transplant(value, first.rebuilder)) for key, value in kept]
     root.append(("optimizer", Dict([("state", Dict(state)), ("param_groups", groups), *others])))
     root += reader.client(model, [key for key, _ in root])
-    return reader.finished(root, remarks)._replace(absent=tuple(absent))
+    return reader.finished(root)._replace(absent=tuple(absent))
 
 
 def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
@@ -358,9 +356,10 @@ def _mixture(reader: Reader, files: Files, model: ModelStates) -> Parsed | None:
     for number, parsed in found.items():
         joined += [(name, reader.transplant(node, parsed.rebuilder)) for name, node in pairs[number]]
     root: PairList = [("module", ordered_dict(joined)), *reader.client(model, ["module"])]
-    what = "the float32 weights that the optimizer keeps are not put together where there are experts"
-    remark = Remark("CK151", what, "The weights are as the model computed with them.")
-    return reader.parsed(Dict(root))._replace(remarks=(remark,) if files.optims else ())
+    if files.optims:
+        what = "the float32 weights that the optimizer keeps are not put together where there are experts"
+        reader.remarks.append(Remark("CK151", what, "The weights are as the model computed with them."))
+    return reader.parsed(Dict(root))
 
 
 def _refuse_missing_experts(model: ModelStates, there: Mapping[tuple[int, int], str]) -> None:
@@ -406,32 +405,28 @@ def _pipeline(reader: Reader, files: Files) -> Parsed:
 
 def _stages(reader: Reader, pairs: PairList, files: Files) -> Parsed:
     """Return the layers with the optimizer's masters in their place, and what else the stages saved."""
-    remarks: list[Remark] = []
-    engines = []
-    for rank in sorted(files.models):
-        engine, own = reader.engine("", files.models[rank], files.optims.get(rank, {}))
-        remarks += own
-        engines.append(engine)
+    engines = [reader.engine("", files.models[rank], files.optims.get(rank, {})) for rank in sorted(files.models)]
     _refuse_others(reader, engines, files, pairs)
     last = max((*files.models, *files.optims), default=-1)
     if files.models and (missing := [str(rank) for rank in range(last + 1) if rank not in files.models]):
         what = f"no mp_rank_*_model_states.pt of {counted(len(missing), 'stage')}: {some(missing)}"
-        remarks.append(Remark("CK153", what, "Without it, the weights are as the files of the layers have them."))
+        hint = "Without it, the weights are as the files of the layers have them."
+        reader.remarks.append(Remark("CK153", what, hint))
     names = [name for name, _ in pairs]
     masters = {name: engine.master(name) for engine in engines for name in engine.places}
     root: PairList = [("", ordered_dict(pairs))]
     if masters:
         trained = [(name, reader.tensor(masters[name]) if name in masters else node) for name, node in pairs]
         root = [("", ordered_dict(trained)), ("module", ordered_dict(pairs))]
-        _note_rounded(reader, pairs, masters, remarks)
-    parted = [optimizer(reader, engine, remarks) for engine in engines if engine.optims]
+        _note_rounded(reader, pairs, masters)
+    parted = [optimizer(reader, engine) for engine in engines if engine.optims]
     if parted:
         state = [pair for own, _ in parted for pair in own]
         groups = [group for _, own in parted for group in own]
         root.append(("optimizer", Dict([("state", Dict(state)), ("param_groups", groups)])))
     if engines:
         root += reader.client(engines[0].models[0], ["", "module", "optimizer", *names])
-    return reader.finished(root, remarks)
+    return reader.finished(root)
 
 
 def _refuse_others(builder: TreeBuilder, engines: list[Engine], files: Files, pairs: Pairs) -> None:
@@ -452,13 +447,14 @@ def _refuse_others(builder: TreeBuilder, engines: list[Engine], files: Files, pa
             raise MalformedFile(fact, kind="mixed-saves", hint=ANOTHER_SAVE)
 
 
-def _note_rounded(builder: TreeBuilder, pairs: Pairs, masters: dict[str, TensorInfo], remarks: list[Remark]) -> None:
-    infos = ((name, builder.rebuilder.tensor(node)) for name, node in pairs if name not in masters)
+def _note_rounded(reader: Reader, pairs: Pairs, masters: dict[str, TensorInfo]) -> None:
+    infos = ((name, reader.rebuilder.tensor(node)) for name, node in pairs if name not in masters)
     rounded = [name for name, info in infos if info is not None and info.dtype.name in ("bfloat16", "float16")]
     if rounded:
         what = f"{counted(len(rounded), 'tensor')} without a float32 master under its name: {some(rounded)}"
-        code = "CK159" if any(code == "CK166" for code, _, _ in remarks) else "CK151"  # of stages without an optimizer
-        remarks.append(Remark(code, what, "They are as the model computed with them: maybe of layers used twice."))
+        hint = "They are as the model computed with them: maybe of layers used twice."
+        code = "CK159" if any(one.code == "CK166" for one in reader.remarks) else "CK151"  # of stages without optimizer
+        reader.remarks.append(Remark(code, what, hint))
 
 
 def sniff_universal(folder: FolderSource) -> bool:
@@ -507,10 +503,9 @@ def read_universal(folder: FolderSource, probe: Probe) -> Parsed:
         if name not in found_weights:
             raise FileUnavailable(f"no {_MASTER!r} in {zero}/{name!r}", kind="missing-shards")
         state.append((name, Dict(own)))
-    remarks: list[Remark] = []
     module = model.module or {} if model is not None else {}
     if model is not None:
-        found_weights |= _without_folder(model, found_weights, models, remarks)
+        found_weights |= _without_folder(tree, model, found_weights, models)
         buffers = {name: info for name, info in module.items() if name in model.buffers}
         # Those that have a folder were converted to float32 for it.
         found_weights |= {name: info for name, info in buffers.items() if not info.dtype.name.startswith(_FLOATS)}
@@ -523,7 +518,7 @@ def read_universal(folder: FolderSource, probe: Probe) -> Parsed:
     root.append(("optimizer", Dict([("state", Dict(state)), *settings])))
     if model is not None:
         root += tree.client(model, [key for key, _ in root])
-    return tree.finished(root, remarks)._replace(absent=tuple(name for name in module if name not in found_weights))
+    return tree.finished(root)._replace(absent=tuple(name for name in module if name not in found_weights))
 
 
 def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorInfo | None:
@@ -542,7 +537,7 @@ def _tensor(path: str, parsed: Parsed, shape: tuple[int, ...] | None) -> TensorI
 
 
 def _without_folder(
-    model: ModelStates, weights: Mapping[str, TensorInfo], models: list[str], remarks: list[Remark]
+    tree: Reader, model: ModelStates, weights: Mapping[str, TensorInfo], models: list[str]
 ) -> dict[str, TensorInfo]:
     """Return what has no folder: buffers and frozen parameters, and names of parameters that are shared."""
     found = {name: weights[kept] for name, kept in model.shared.items() if kept in weights and name not in weights}
@@ -553,5 +548,5 @@ def _without_folder(
     }
     if rest and len(models) > 1:
         what = f"{counted(len(rest), 'tensor')} of {counted(len(models), 'model-parallel rank')}: {some(list(rest))}"
-        remarks.append(Remark("CK154", what, f"Those of {model.name!r} are taken."))
+        tree.remarks.append(Remark("CK154", what, f"Those of {model.name!r} are taken."))
     return found | rest

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ckptool.cancellation import Cancellation, check_cancelled
 from ckptool.checkpoints.parsed import Parsed, Remark
 from ckptool.errors import MalformedFile
-from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, TreeBuilder, agree
+from ckptool.formats.directories.side_by_side import ANOTHER_SAVE, FolderTree, TreeBuilder, agree
 from ckptool.messages import some
 from ckptool.pickles import nodes
 from ckptool.pickles.nodes import Call, Dict, Global, Inert, PairList, Pairs
@@ -529,7 +529,7 @@ def ordered_dict(pairs: PairList) -> Call:
     return made
 
 
-def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> tuple[PairList, list[Inert]]:
+def optimizer(tree: FolderTree, engine: Engine) -> tuple[PairList, list[Inert]]:
     """Return the state of each parameter, by its name, and the settings of each group of parameters."""
     first = engine.optims[0]
     keys = list(dict.fromkeys(key for one in engine.optims for values in one.state.values() for key in values))
@@ -541,17 +541,17 @@ def optimizer(builder: TreeBuilder, engine: Engine, remarks: list[Remark]) -> tu
         for key, of_ranks in flats.items():
             info = engine.state_of(name, key, of_ranks)
             if info is not None:
-                own.append((key, builder.tensor(info)))
+                own.append((key, tree.tensor(info)))
             elif place.spans:
                 missing[key] = None
         step = first.state.get(place.flat, {}).get("step")
         if step is not None:
-            own.append(("step", builder.transplant(step, first.rebuilder)))
+            own.append(("step", tree.transplant(step, first.rebuilder)))
         if own:
             state.append((name, Dict(own)))
     if missing:
         what = f"not of every rank, or not of each element one: {some(list(missing))} of the optimizer"
-        remarks.append(Remark("CK153", what))
+        tree.remarks.append(Remark("CK153", what))
     said, shapes = nodes.lookup(first.base, "param_groups"), engine.models[0].groups or []
     groups = said if isinstance(said, list) else []
     if len(groups) == len(shapes):

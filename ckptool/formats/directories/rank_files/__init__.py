@@ -167,12 +167,11 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
     If ``keyed``, all are under their names, and a set without distributed tensors is joined if its files are copies.
     """
     tree = FolderTree(folder, probe, NAME, TRAITS)
-    remarks: list[Remark] = []
     files: list[str] = []
     pairs: PairList = []
     why: str | None = None
     for one in sets:
-        ranks = _ranks(tree, one, remarks, keyed=keyed)
+        ranks = _ranks(tree, one, keyed=keyed)
         world, known = max(one.world or 0, *(rank.world for rank in ranks)), {rank.number for rank in ranks}
         missing = Missing([str(rank) for rank in range(min(world, MOST_RANKS)) if rank not in known], world)
         files += [rank.file for rank in ranks]
@@ -183,11 +182,11 @@ def read_sets(folder: FolderSource, probe: Probe, sets: Sequence[Set], *, keyed:
         if why_not is None and is_one:
             if keyed:
                 _unite(tree, ranks)
-            pairs.append((head, _merged(tree, ranks, missing, remarks)))
+            pairs.append((head, _merged(tree, ranks, missing)))
         else:
-            pairs += _apart(tree, ranks, f"{head}_" if head else "", missing, remarks)
+            pairs += _apart(tree, ranks, f"{head}_" if head else "", missing)
     root: Inert = pairs[0][1] if len(pairs) == 1 and not pairs[0][0] else Dict(pairs)
-    return tree.parsed(root, files)._replace(unmerged=why, remarks=tuple(remarks))
+    return tree.parsed(root, files)._replace(unmerged=why)
 
 
 def _are_copies(ranks: Sequence[Rank]) -> bool:
@@ -217,7 +216,7 @@ def _unite(tree: FolderTree, ranks: Sequence[Rank]) -> None:
                     first.found[path] = found if len(path) > 1 else found._replace(siblings=own, place=len(own) - 1)
 
 
-def _ranks(tree: FolderTree, one: Set, remarks: list[Remark], *, keyed: bool) -> list[Rank]:
+def _ranks(tree: FolderTree, one: Set, *, keyed: bool) -> list[Rank]:
     """
     Return the ranks of a set, in order; those of a larger run that wrote here before are left out.
 
@@ -237,7 +236,7 @@ def _ranks(tree: FolderTree, one: Set, remarks: list[Remark], *, keyed: bool) ->
     world = ranks[0].world
     extra = [rank.file for rank in ranks if world and rank.number >= world]
     if extra:
-        remarks.append(of_larger_run(extra, world))
+        tree.remarks.append(of_larger_run(extra, world))
     own = [rank for rank in ranks if rank.file not in extra]
     agree("numbers of ranks", [(rank.file, rank.world or None) for rank in own])
     return own
@@ -256,15 +255,15 @@ def _why_not(ranks: Sequence[Rank]) -> str | None:
     return None
 
 
-def _apart(tree: FolderTree, ranks: Sequence[Rank], head: str, missing: Missing, remarks: list[Remark]) -> Pairs:
+def _apart(tree: FolderTree, ranks: Sequence[Rank], head: str, missing: Missing) -> Pairs:
     """Return the tree of each rank under its own key."""
     if missing.ranks:
-        remarks.append(Remark("CK140", missing.message, "Get the files of these ranks."))
+        tree.remarks.append(Remark("CK140", missing.message, "Get the files of these ranks."))
     names = [frozenset(found.name for found in rank.found.values()) for rank in ranks]
     other = next((rank for rank, own in zip(ranks, names, strict=True) if own != names[0]), None)
     if other is not None:
         what = f"{ranks[0].file!r} and {other.file!r} have other distributed tensors"
-        remarks.append(Remark("CK148", what, ANOTHER_SAVE))
+        tree.remarks.append(Remark("CK148", what, ANOTHER_SAVE))
     found: PairList = []
     for rank in ranks:
         for one in rank.found.values():
@@ -274,7 +273,7 @@ def _apart(tree: FolderTree, ranks: Sequence[Rank], head: str, missing: Missing,
     return found
 
 
-def _merged(tree: FolderTree, ranks: Sequence[Rank], missing: Missing, remarks: list[Remark]) -> Inert:
+def _merged(tree: FolderTree, ranks: Sequence[Rank], missing: Missing) -> Inert:
     """Return the tree of the first rank, with whole tensors in place of its parts."""
     first = ranks[0]
     for rank in ranks[1:]:
@@ -293,8 +292,8 @@ def _merged(tree: FolderTree, ranks: Sequence[Rank], missing: Missing, remarks: 
                 raise missing.explaining(error) if is_of_rank else error from error
             leaves[id(found.node)] = tree.tensor(info)
     if missing.ranks:
-        remarks.append(Remark("CK157", missing.message, "The others have copies of its parts."))
-    _note_differences(ranks, remarks)
+        tree.remarks.append(Remark("CK157", missing.message, "The others have copies of its parts."))
+    _note_differences(tree, ranks)
     for found in first.found.values():
         found.put(leaves[id(found.node)])
     return tree.root_of(first.file)
@@ -316,7 +315,7 @@ def _whole(folder: FolderSource, found: Sequence[tuple[str, Found]]) -> TensorIn
     return joined(name, first.shape, first.dtype, pieces, folder.cancellation)
 
 
-def _note_differences(ranks: Sequence[Rank], remarks: list[Remark]) -> None:
+def _note_differences(tree: FolderTree, ranks: Sequence[Rank]) -> None:
     """Add a remark on tensors that every rank has and that differ, by the checksums in the files."""
     differing: dict[str, None] = {}
     first = ranks[0].parsed.contents.tensors
@@ -328,7 +327,7 @@ def _note_differences(ranks: Sequence[Rank], remarks: list[Remark]) -> None:
                 differing[name] = None
     if differing:
         what = f"{counted(len(differing), 'tensor')} not equal on all ranks: {some(list(differing))}"
-        remarks.append(Remark("CK154", what, f"Those of rank {ranks[0].number} are taken."))
+        tree.remarks.append(Remark("CK154", what, f"Those of rank {ranks[0].number} are taken."))
 
 
 def sniff_indexed(folder: FolderSource) -> bool:
