@@ -220,17 +220,17 @@ _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
 
 def with_file_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     """Return the content of a file with the set that the file belongs to, unless it is complete, or the only one."""
-    place, name = os.path.split(path)
-    names = directory_entries(place or ".")
+    place, name = os.path.dirname(path) or ".", os.path.basename(path)
+    names = directory_entries(place)
     if name.startswith("adapter_model.") and ADAPTER in names:
         from ckptool.formats.json_beside import missing_adapter_parts, object_beside  # which few files need
 
         settings = object_beside(path, probe.source, ADAPTER)
         return parsed._replace(remarks=(*parsed.remarks, *missing_adapter_parts(settings, parsed)))
-    found = _named(place or ".", name, names)
+    found = _named(place, name, names)
     if filenames.role_of(name):
         return parsed._replace(part_of=found)
-    slice_of = _slice_of(place or ".", name, names, parsed, probe)
+    slice_of = _slice_of(place, name, names, parsed, probe)
     if found is not None and slice_of is not None:
         found = found._replace(what=f"{found.what}{set_of(name, names).gap}", is_slice=slice_of.is_slice)
     if found is not None and _OF_MODEL_PARALLEL.fullmatch(name) and not found.is_slice:
@@ -238,10 +238,10 @@ def with_file_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
         are_narrow = any(info.dtype.name in ("float16", "bfloat16") for info in parsed.contents.tensors.values())
         if are_narrow and any(one.endswith("_optim_states.pt") for one in names):
             found = found._replace(what=f"{found.what}, with rounded weights", is_slice=True)
-    elif filenames.named(name).of == filenames.OF_PROCESSES and _is_copy(place or ".", name, names, parsed, probe):
+    elif filenames.named(name).of == filenames.OF_PROCESSES and _is_copy(place, name, names, parsed, probe):
         found = None
     found = found or slice_of or of_ranks(path, parsed, probe)
-    return marked_if_incomplete(parsed, name, place or ".", names) if found is None else parsed._replace(part_of=found)
+    return marked_if_incomplete(parsed, name, place, names) if found is None else parsed._replace(part_of=found)
 
 
 def of_ranks(path: str, parsed: Parsed, probe: Probe) -> PartOf | None:
@@ -349,14 +349,14 @@ def explained(error: CkptoolError, path: str) -> CkptoolError:
     """Return the error for a file of a set that cannot be read alone; any other error unchanged."""
     from ckptool.formats.sharded import lacks_all
 
-    place, name = os.path.split(path)
-    names = directory_entries(place or ".")
-    command = system.command_line("ckptool", "inspect", place or ".")
+    place, name = os.path.dirname(path) or ".", os.path.basename(path)
+    names = directory_entries(place)
+    command = system.command_line("ckptool", "inspect", place)
     there = filenames.other_set(name, names) if lacks_all(error) else None
     if there is not None:
         error.message += f"; the complete set of {there.total:,} shards that is there is of another save"
         error.hint, error.command = "Give the folder, or remove the index.", command
-    found = _named(place or ".", name, names) if name.endswith(_DISTCP) else None
+    found = _named(place, name, names) if name.endswith(_DISTCP) else None
     if found is None:
         return error
     return UnsupportedFeature(
