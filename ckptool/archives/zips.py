@@ -43,8 +43,8 @@ from ckptool.sources.source import ReadAhead, SliceSource, Source, remote_under
 #    programs that read a stream, and those that repair zips, believe the local headers, from the start.
 # 2. zipfile takes the bytes right before the locator for the zip64 record, and counts the directory back from the end
 #    record; others use the offsets in these records. So both have to lead to the same bytes.
-# 3. Sizes may be left out of a local header (flag 3), and follow the payload with or without a magic, in 4 or 8 bytes.
-#    Whatever is there has to agree with the directory.
+# 3. Sizes may be left out of a local header (bit 3 of its flags), and follow the payload, with or without a magic, in 4
+#    or 8 bytes. Whatever is there has to agree with the directory.
 # 4. A name is compared as bytes and decoded as zipfile does it. Names that differ only in case are one file on Windows
 #    and macOS; absolute ones and those with ".." lead out of the folder to which a member is unpacked.
 # 5. Writers align payloads with extra fields (torch to 64 bytes), or pad with zeros, so that these may have any tag;

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ckptool.pickles.nodes import FieldNames
 
 # Rules, and what each is against:
-# 1. The window is a few opcodes, wherever the pickle is: behind it may be gigabytes of storages (legacy streams), and
-#    between its opcodes those of arrays (joblib).
+# 1. The window is small and moves along: behind the pickle may be gigabytes of storages (legacy streams), and between
+#    its opcodes those of arrays (joblib).
 # 2. An opcode changes nothing before it has all of its bytes: it is started again after the window was moved.
 # 3. A frame that ends inside an opcode is noted. Python's unpickler in C reads on over the end of a frame, the one in
 #    Python stops there, so that a file could show other opcodes to each.

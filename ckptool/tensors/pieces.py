@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # 1. Pieces cover each element once. An index that leaves a hole would give values that nobody saved, and one with an
 #    overlap two values for an element. It is checked in time proportional to the number of pieces, before any is read.
 # 2. A piece is opened when it is first read: a folder may have hundreds of thousands, each with a header in a file.
-#    What it turns out to be then must fit the index, in shape and type, as the two were written by different processes.
+#    What it turns out to be then must fit the index, in shape and type, as the two may be of different saves.
 # 3. Bytes are compared with the checksum of their file while they are copied, which saves a second reading. That needs
 #    each byte of a storage once; what was read in part or twice is read again by ``check``.
 # 4. A part is read straight to its place where its bytes are consecutive on both sides; else its runs are gathered; it
