@@ -33,11 +33,6 @@ def retagged(info: TensorInfo, tags: DeviceTags | None) -> str:
     return new_tag(tags, info.location) if is_tagged else info.location
 
 
-def label(tags: DeviceTags | None) -> str | None:
-    """Return tags as part of a file's name."""
-    return tags if tags is None or isinstance(tags, str) else "-".join(dict.fromkeys(tags.values())) or None
-
-
 TargetForm: TypeAlias = Literal["same", "state_dict", "safetensors", "model", "dcp"]
 OptimizerNames: TypeAlias = Literal["nested", "flat", "torchtitan"]
 NameRule: TypeAlias = str | tuple[str, str] | renaming.Rule

@@ -18,7 +18,7 @@ from ckptool.errors import AmbiguousWeights, MigrationRefused, WeightsNotFound
 from ckptool.messages import as_path
 from ckptool.migration import selection, torch_plan
 from ckptool.migration.casting import Casting, memory_of
-from ckptool.migration.changes import Changes, TargetForm, label
+from ckptool.migration.changes import Changes, TargetForm
 from ckptool.migration.plan import Plan
 from ckptool.migration.target import archive_root, folder_path, is_folder, target_path
 from ckptool.migration.torch_plan import KeptLayout
@@ -61,8 +61,9 @@ def make_plan(
         refuse_slice(checkpoint, changes.weights)
     changes, way, notes = _as_like(checkpoint, changes)
     form = form_of(dst, checkpoint, changes, merges=merge is not None)
-    keeps_tags = form not in ("safetensors", "dcp")
-    marks = [mark for mark in (changes.dtype, label(changes.to) if keeps_tags else None) if mark]
+    tags = [changes.to or ""] if isinstance(changes.to, str | None) else dict.fromkeys(changes.to.values())
+    mark_of_tags = "-".join(tags) if form not in ("safetensors", "dcp") else ""
+    marks = [mark for mark in (changes.dtype, mark_of_tags) if mark]
     target = (folder_path if changes.makes_folder else target_path)(dst, checkpoint, form, marks)
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)

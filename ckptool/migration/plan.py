@@ -49,11 +49,6 @@ class OutFile(NamedTuple):
     """For a clone, the file whose bytes it shares, except those in ``edits``; ``content`` is not written then."""
     edits: Sequence[Run] = ()
 
-    @property
-    def written_nbytes(self) -> int:
-        """Number of its bytes that are written."""
-        return self.nbytes if self.base is None else sum(len(run.data) for run in self.edits)
-
 
 def file_of_bytes(name: str, data: bytes) -> OutFile:
     """Return a small file whose bytes are known."""

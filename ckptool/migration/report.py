@@ -148,13 +148,15 @@ def planned(checkpoint: Checkpoint, plan: Plan, changes: Changes, nbytes: int | 
     infos = [tensor.info for tensor in checkpoint.tensors.values()]
     counts = count(infos, cancellation=checkpoint.source.cancellation)
     prefixes = prefixes_of(checkpoint.weights or ())
+    whole = sum(file.nbytes for file in plan.files if file.base is None)
+    written = whole + sum(len(run.data) for file in plan.files if file.base is not None for run in file.edits)
     return MigrationReport(
         source=f"{checkpoint.path}::{checkpoint.member}" if checkpoint.member else checkpoint.path,
         target=shown_path(plan.target),
         form=plan.form,
         tensors=len(plan.expected),
         nbytes=nbytes,
-        written_nbytes=sum(file.written_nbytes for file in plan.files),
+        written_nbytes=written,
         retagged=plan.retagged,
         location=plan.location if plan.location is None or isinstance(plan.location, str) else dict(plan.location),
         renamed=plan.renamed,

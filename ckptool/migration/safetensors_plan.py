@@ -190,8 +190,8 @@ def _pack(
     nbytes = _LENGTH_NBYTES + len(header) + sum(payload.nbytes for payload in payloads)
     codes = {tensors[one].info.dtype.safetensors for one in order}
     reader = partial(_open_with_reference, names=order, dtypes=codes, metadata=metadata)
-    begin = len(header).to_bytes(_LENGTH_NBYTES, "little") + header
-    return OutFile(name, nbytes, lambda _: chain([begin], payloads), payloads, reader=reader), header
+    begin = len(header).to_bytes(_LENGTH_NBYTES, "little"), header
+    return OutFile(name, nbytes, lambda _: chain(begin, payloads), payloads, reader=reader), header
 
 
 def _open_with_reference(

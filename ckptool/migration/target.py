@@ -37,7 +37,6 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     In a folder it has the source's own name. Beside the source, the name says what was done, by the form and the
     ``marks``: ``model.cpu.pth``.
     """
-    refuse_address(dst)
     if dst is not None and not is_folder(dst):
         _refuse_option(dst)
         _refuse_suffix(dst, form)
@@ -63,7 +62,6 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
 
 def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks: Sequence[str]) -> str:
     """Return the path of a folder to write: ``dst``, or one beside the source."""
-    refuse_address(dst)
     kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))

@@ -39,19 +39,16 @@ class Lines(Closing):
         except (OSError, ValueError) as error:
             raise failed(error if isinstance(error, OSError) else OSError(str(error)), path) from error
         try:
-            self._check()
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OutputFailed("not a file that could be appended to", kind="not-a-file", path=path)
+            if system.lock(self._fd) is False:
+                raise OutputFailed("another process writes to it", kind="in-use", path=path)
+            begin = system.read_at(self._fd, len(head), 0)
+            if begin != head[: len(begin)]:
+                raise self.foreign(1)
         except BaseException:
             os.close(self._fd)
             raise
-
-    def _check(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise OutputFailed("not a file that could be appended to", kind="not-a-file", path=self.path)
-        if system.lock(self._fd) is False:
-            raise OutputFailed("another process writes to it", kind="in-use", path=self.path)
-        begin = system.read_at(self._fd, len(self._head), 0)
-        if begin != self._head[: len(begin)]:
-            raise self.foreign(1)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the complete lines, without their ends; then remove an incomplete last line."""
