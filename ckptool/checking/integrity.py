@@ -213,7 +213,7 @@ class Hashing:
             if storage is None or not info.nbytes or not info.is_as_stored:
                 continue
             if info.dtype.packed > 1 and info.storage_offset:
-                continue
+                continue  # several elements are in a byte, and the first one may be within it
             under = file_under(storage.source, storage.offset)
             if under is not None and under[0] is self._checkpoint.source:
                 start = under[1] + info.storage_offset * info.dtype.itemsize

@@ -132,14 +132,13 @@ def facts_of(row: ValueRow, tensor: LazyTensor) -> ValueFacts | str:
     found = row.values
     if found is None:
         return _NO_NUMBERS
-    only_masks = found.infinite > 0 and found.infinite + found.zeros == found.total and not _has_infinity(tensor)
-    return ValueFacts(found.nan, found.infinite, found.zeros == found.total, only_masks)
-
-
-def _has_infinity(tensor: LazyTensor) -> bool:
-    """Return whether a tensor of zeros and infinities has a positive infinity."""
+    is_mask = found.infinite > 0 and found.infinite + found.zeros == found.total
     step = tensor.info.dtype.swap_nbytes  # bytes of a real number: half of a complex one
-    return any(any(0 < top < 0x80 for top in piece[step - 1 :: step]) for piece in tensor.chunks(_VALUES_AT_ONCE))
+    # In a tensor of zeros and infinities, the top byte of a positive infinity alone is between these.
+    only_masks = is_mask and not any(
+        0 < top < 0x80 for piece in tensor.chunks(_VALUES_AT_ONCE) for top in piece[step - 1 :: step]
+    )
+    return ValueFacts(found.nan, found.infinite, found.zeros == found.total, only_masks)
 
 
 def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
@@ -151,7 +150,7 @@ def _facts(tensor: LazyTensor, limits: Limits) -> ValueFacts | str:
     except (UnsupportedFeature, LimitExceeded):
         return _NO_NUMBERS
     except SourceChanged:
-        raise
+        raise  # it is another file now, of which nothing that was found before is true
     except (FileUnavailable, UnreadableFile):  # a piece of it is missing, or is not as the index says
         return _UNREADABLE
 

@@ -515,19 +515,16 @@ def refuse_others(checkpoint: Checkpoint, others: Mapping[str, LazyTensor | Iner
     if others and not drop:
         named, part = some([_with_type(*one) for one in others.items()]), checkpoint.part_of
         fact, hint = "that the target cannot hold", "Leave them out with `drop_unsupported=True`."
-        if any(isinstance(one, LazyTensor) and _is_cut(one.info) for one in others.values()):
+        infos = [one.info for one in others.values() if isinstance(one, LazyTensor)]
+        distributed = [info for info in infos if (info.subclass or "").endswith(".DTensor")]
+        # Of a distributed tensor, the file has what one rank had.
+        if any(0 < sum(part.numel for _, part in info.parts) < info.numel for info in distributed):
             fact, hint = "of which it holds one rank's part", "Save it again with the weights gathered."
             if part is not None and part.path:
                 hint = f"Give {show(part.path)}, with the parts of all."
         raise MigrationRefused(
             f"{counted(len(others), 'entry')} {fact}: {named}", kind="unsupported-entries", hint=hint
         )
-
-
-def _is_cut(info: TensorInfo) -> bool:
-    """Return whether a file has only some of the elements of a distributed tensor."""
-    is_distributed = info.subclass is not None and info.subclass.endswith(".DTensor")
-    return is_distributed and 0 < sum(part.numel for _, part in info.parts) < info.numel
 
 
 InMemory: TypeAlias = Callable[[TensorInfo], Iterable[bytes | memoryview] | None]

@@ -223,7 +223,7 @@ def match(expected: Shapes, found: Shapes) -> KeyMatch:
                     continue
                 tried.add((cost, tuple(names)))
                 attempt = _Attempt(target, found, names, changes, cost + len(changes))
-                if attempt.score >= best[0].score:
+                if attempt.score >= best[0].score:  # equals are kept, as it is not clear which of them is meant
                     best = [*best, attempt] if attempt.score == best[0].score else [attempt]
     pairing = best[0].pairing(found)
     if any(name not in pairing and found.get(name) == shape for name, shape in expected.items()):

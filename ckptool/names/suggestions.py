@@ -231,6 +231,7 @@ def _greedy(
             after = {name: compiled.sub(replacement, new) for name, new in now.items()}
             fresh = [(now[name], new, targets.get(name)) for name, new in after.items() if new != now[name]]
             nearer = [_distance(old, to) - _distance(new, to) for old, new, to in fresh if to is not None]
+            # A rule brings each name that it changes nearer to its target, and makes no expected name of another.
             is_clear = all(to is not None or new not in expected for _, new, to in fresh)
             if is_clear and nearer and min(nearer) > 0:
                 done, gained = sum(new == to for _, new, to in fresh), sum(nearer)
