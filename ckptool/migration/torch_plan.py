@@ -348,7 +348,9 @@ def _rename_state_dicts(
         others = {head + name for name in changed if name not in state_dict}
         inside = list(within(checkpoint.tensors, others)) if others else []
         held = {entry: places.pop(entry) for entry in dict.fromkeys(entry for _, entry in inside)}
-        places |= {name: to and to + name[len(entry) :] for name, entry in inside for to in [held[entry]]}
+        for name, entry in inside:
+            to = held[entry]
+            places[name] = None if to is None else to + name[len(entry) :]
         new_names |= {name: to for name, to in places.items() if to is not None}
         left_out |= {name: None for name, to in places.items() if to is None}
     return new_names, left_out
