@@ -13,7 +13,6 @@ import click
 
 import ckptool.system as system
 from ckptool.cli.options import AnyPath, remote_options
-from ckptool.cli.printing import print_json, with_hints
 from ckptool.cli.text import ProgressLine, advised, error_text, say, say_sections
 from ckptool.cli.verbs import Command, flag, takes
 from ckptool.errors import CkptoolError, Failure, MigrationRefused, MissingPackage, UnsupportedFeature
@@ -84,6 +83,7 @@ def recipe(what: str, recipes: tuple[str, ...], *, reverse: bool, as_json: bool)
     are right, without a checkpoint. 'ckptool migrate SRC DST --recipe NAME' uses one; with --dry-run it says what would
     become of each tensor. Exit code 1: one is wrong.
     """
+    from ckptool.cli.printing import print_json, with_hints
     from ckptool.recipes.find import named_recipes, read_recipe
 
     if (what == "list") != (not recipes):
@@ -189,6 +189,7 @@ def devices(*, as_json: bool) -> None:
     Lists every device with its name, free and total memory and compute capability. Says why if CUDA is missing. Needs
     torch.
     """
+    from ckptool.cli.printing import print_json, with_hints
     from ckptool.torch_ops import devices as torch_devices
 
     try:

@@ -86,7 +86,7 @@ class Result:
     @property
     def counted_as(self) -> str:
         """Return the word that the file is counted under in a total."""
-        return NOT_OPENED if self.error is not None else COUNTED_AS.get(self.word, self.word)
+        return UNREADABLE if self.error is not None else self.word
 
     @property
     def note(self) -> str | None:
@@ -386,14 +386,14 @@ class ByCode(Output):
             return
         failing = [(one.code, one.severity, one.path, one.message) for one in result.failing]
         if result.error is not None:
-            failing.append((NOT_OPENED, "error", None, result.error.message))
+            failing.append((_NOT_OPENED, "error", None, result.error.message))
         for code, severity, path, message in failing or [("", "error", None, f"loading it reaches {result.grade}")]:
             self._levels[code] = "error" if severity == "error" else self._levels.get(code, severity)
             self._found.setdefault(code, []).append(f"  {show(path or result.path)}: {show(with_options(message))}")
 
     def end(self) -> None:
         lines: list[Section] = []
-        for code in sorted(self._found, key=lambda one: (self._levels[one] != "error", one == NOT_OPENED, one)):
+        for code in sorted(self._found, key=lambda one: (self._levels[one] != "error", one == _NOT_OPENED, one)):
             says = CODES[code].says.removesuffix(".") if code in CODES else ""
             what = f"{self._levels[code]:<{_WORD}}{_GAP}{code}{' ' if says else ''}{says}"
             lines += [f"{what} ({len(self._found[code]):,})", *self._found[code]]
@@ -516,10 +516,9 @@ _HELP: Final = "https://pypi.org/project/ckptool/"
 """The page of the package, which leads to the list of codes."""
 
 
-COUNTED_AS: Final = {"warning": "with warnings", "error": "with errors"}
-NOT_OPENED: Final = "not opened"
-_LAST: Final = (*COUNTED_AS.values(), NOT_OPENED)
-_SEVERITIES: Final = {shown: word for word, shown in COUNTED_AS.items()} | {NOT_OPENED: "unreadable"}
+_NOT_OPENED: Final = "not opened"
+_LAST: Final = {"warning": "with warnings", "error": "with errors", UNREADABLE: _NOT_OPENED}
+"""The words that come last in a total, and what is said there."""
 SUMMARY_SCHEMA: Final = "ckptool.summary/1"
 _GRADES: Final = ("data", "program", "code", "system", "unknown")
 _FACTS: Final = ("formats", "grades", "forms", "frameworks")
@@ -585,8 +584,8 @@ class Totals:
 
     def lines(self) -> Iterator[str]:
         """Yield the totals."""
-        kinds = sorted(self._found, key=lambda word: _LAST.index(word) if word in _LAST else -1)
-        how = ", ".join(f"{self._found[word]:,} {word}" for word in kinds)
+        words = [word for word in self._found if word not in _LAST] + [word for word in _LAST if word in self._found]
+        how = ", ".join(f"{self._found[word]:,} {_LAST.get(word, word)}" for word in words)
         yield ""
         size = f", {show_nbytes(self._nbytes)}" if self._nbytes else ""
         yield f"{counted(self._found.total(), 'checkpoint')}{size}{': ' if how else ''}{how}"
@@ -607,12 +606,11 @@ class Totals:
     def object(self) -> dict[str, object]:
         """Return the totals for programs."""
         facts = {name: dict(self._facts.get(name, {})) for name in _FACTS}
-        severities = {_SEVERITIES.get(word, word): count for word, count in self._found.items()}
         return {
             "schema": SUMMARY_SCHEMA,
             "checkpoints": self._found.total(),
             "nbytes": self._nbytes,
-            "severities": severities,
+            "severities": dict(self._found),
             **facts,
             "passed_over": self._passed,
             "not_here": len(self._pointers),

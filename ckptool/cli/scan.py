@@ -20,7 +20,7 @@ from ckptool.checking.scan import ENDED, SAME, SCHEMA, SCHEMA_OF_TENSORS, Rows, 
 from ckptool.cli.check import gate_options, policy_of
 from ckptool.cli.options import AnyPath, RayCommand, ray_option, reach_options
 from ckptool.cli.pool import MOST_ITEMS, Lost, Pool, Processes
-from ckptool.cli.printing import COUNTED_AS, NOT_OPENED, Totals, left_out, print_json
+from ckptool.cli.printing import UNREADABLE, Totals, left_out, print_json
 from ckptool.cli.text import painted, say, terminal_width
 from ckptool.cli.verbs import flag
 from ckptool.errors import NotACheckpoint
@@ -278,12 +278,12 @@ class _Run:
             self._totals.other(row["path"], error["kind"])
         if error and (is_pointer or gate["outcome"] in ("other", "passes")):
             return True
-        word = NOT_OPENED if error else COUNTED_AS.get(row["worst"], "fine")
+        word = row["worst"] if row["worst"] in ("warning", "error") else "fine"
         facts = {"formats": row["format"], "grades": row["grade"]}
         if self._is_summary:
             writer = row["writer"]
             facts |= {"forms": row["form"], "frameworks": writer and writer["name"]}
-        self._totals.count(word, 0 if error else row["nbytes"], **facts)
+        self._totals.count(UNREADABLE if error else word, 0 if error else row["nbytes"], **facts)
         return True
 
     def say_totals(self, paths: Iterable[str], *, as_json: bool) -> None:

@@ -133,11 +133,6 @@ def _matched(pair: _Pair, joined: _Joined, cancellation: Cancellation | None) ->
         same = _same_leaf(a, b)
     if same is not None:
         return iter(()) if same else None
-    return _matched_containers(pair, cancellation)
-
-
-def _matched_containers(pair: _Pair, cancellation: Cancellation | None) -> Iterator[_Pair] | None:
-    a, b = pair.a, pair.b
     if _is_plain_mapping(a) and _is_plain_mapping(b):
         items = _by_key(pair, nodes.mapping_pairs(a) or [], nodes.mapping_pairs(b) or [], cancellation)
         attributes = _by_key(pair, nodes.attribute_pairs(a), nodes.attribute_pairs(b), cancellation)

@@ -218,7 +218,17 @@ def folder_facts(
             ("files", [f"{files:,}; {show_nbytes(nbytes)}"]),
             ("grades", [messages.counts(dict(grades.most_common()))]),
         ],
-        "files": [_file_row(name, report) for name, report in reports.items()],
+        "files": [
+            {
+                "name": shown(name),
+                "grade": report.known_grade,
+                "worst": report.worst,
+                "finding": shown("; ".join(worst_of(report))),
+                "codes": list(dict.fromkeys(one.code for one in _reasons(report))),
+                **{field: shown(getattr(report, field)) for field in ("format", "form", "tensors", "file_nbytes")},
+            }
+            for name, report in reports.items()
+        ],
         "findings": [_group(code, severity, group) for (code, severity), group in groups.items()],
     }
 
@@ -227,17 +237,6 @@ def _reasons(report: CheckReport) -> list[Finding]:
     """Return why a file cannot be opened, as a finding, and its findings."""
     error = report.error
     return [*([Finding(error.kind, "error", error.message, error.hint)] if error is not None else []), *report.findings]
-
-
-def _file_row(name: str, report: CheckReport) -> dict[str, object]:
-    return {
-        "name": shown(name),
-        "grade": report.known_grade,
-        "worst": report.worst,
-        "finding": shown("; ".join(worst_of(report))),
-        "codes": list(dict.fromkeys(one.code for one in _reasons(report))),
-        **{field: shown(getattr(report, field)) for field in ("format", "form", "tensors", "file_nbytes")},
-    }
 
 
 def _group(code: str, severity: str, found: Sequence[tuple[str, Finding]]) -> dict[str, object]:
