@@ -138,7 +138,7 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     of_index = frozenset(taken)
     for name in filter(folder.has, (META, COMMON)):
         try:
-            beside = items.beside(name)
+            beside = items.value(folder.open(name))
         except Failure as error:
             remarks.append(Remark("CK143", f"{name!r}: {error.message}", error.hint))
             unread.append(name)
@@ -179,13 +179,7 @@ def _values(index: Index, items: Items, files: Files) -> tuple[dict[str, Parsed]
         item = entry.items[0] if isinstance(entry, Entry) and is_one else entry
         if isinstance(item, Item) and name not in files.faults:
             wanted[name] = item
-    values: dict[str, Parsed] = {}
-    remarks: list[Remark] = []
-    for name, found in items.values(wanted):
-        if isinstance(found, CkptoolError):
-            remarks.append(Remark("CK143", found.message, found.hint))
-        else:
-            values[name] = found
+    values, remarks = items.values(wanted)
     without = [name for name, entry in index.entries.items() if entry is None]
     remarks += [Remark("CK143", f"the index has no item for the value {name!r}") for name in without]
     return values, remarks
@@ -372,8 +366,14 @@ class Items:
             UnsupportedFeature: It was changed in a way that cannot be undone here.
             MissingPackage: The package that can undo it is not installed.
         """
-        if item.transforms:
-            check_known(item.transforms)
+        for one in item.transforms:
+            kind, _, version = one.partition("/")
+            if kind != _ZSTD or version not in ("", "1"):
+                raise UnsupportedFeature(
+                    f"items were changed by an extension, {one!r}, which only its own code can undo",
+                    kind="unknown-transform",
+                    hint="Load it where the extension is registered, and save it without.",
+                )
         file = self._folder.open(item.file)
         if item.offset + item.nbytes > file.nbytes:
             raise TruncatedFile(
@@ -424,37 +424,36 @@ class Items:
             raise MalformedFile(f"{_place(name, item)} is no tensor", kind="piece")
         return info
 
-    def values(self, items: Mapping[str, Item]) -> Iterator[tuple[str, Parsed | CkptoolError]]:
-        """Yield each value by its name, or the error that reading it raised, in the order of the files."""
+    def values(self, items: Mapping[str, Item]) -> tuple[dict[str, Parsed], list[Remark]]:
+        """Return values by name, and remarks on those that cannot be read, in the order of the files."""
+        values: dict[str, Parsed] = {}
+        remarks: list[Remark] = []
         known: dict[bytes, Parsed] = {}
         ahead: tuple[str, ReadAhead] | None = None
         for name, item in sorted(items.items(), key=lambda one: (one[1].file, one[1].offset)):
             try:
                 source = self.source(item)
                 if item.transforms or item.nbytes > _SMALL:
-                    yield name, self._value(source)
+                    values[name] = self.value(source)
                     continue
                 if ahead is None or ahead[0] != item.file:
                     ahead = item.file, ReadAhead(self._folder.open(item.file))
                 data = ahead[1].read(item.offset, item.nbytes)
                 value = known.get(data)
                 if value is None:
-                    value = self._value(BytesSource(data, source.cancellation, is_file=True))
+                    value = self.value(BytesSource(data, source.cancellation, is_file=True))
                     parts = value.root if type(value.root) is tuple else (value.root,)
                     # Only what cannot be told from another equal one: a number, a text, or a tuple of these.
                     if all(part is None or type(part) in (bool, int, float, str) for part in parts):
                         known[data] = value
-                yield name, value
+                values[name] = value
             except Failure as error:
-                if item.file not in error.message:
-                    error.message = f"{_place(name, item)}: {error.message}"
-                yield name, error
+                place = "" if item.file in error.message else f"{_place(name, item)}: "
+                remarks.append(Remark("CK143", f"{place}{error.message}", error.hint))
+        return values, remarks
 
-    def beside(self, name: str) -> Parsed:
-        """Return the content of a file of the folder that the index does not name."""
-        return self._value(self._folder.open(name))
-
-    def _value(self, source: Source) -> Parsed:
+    def value(self, source: Source) -> Parsed:
+        """Read a file of ``torch.save``: an item, or a file of the folder that the index does not name."""
         parsed = self._probe.read_inner(source)
         if parsed.rebuilder is None or not parsed.streams or parsed.traits.program:
             raise MalformedFile("is no file of torch.save", kind="item")
@@ -553,18 +552,6 @@ class ItemParts:
         if info.dtype != entry.dtype:
             return f"is of {info.dtype}, not {entry.dtype}"
         return None
-
-
-def check_known(transforms: tuple[str, ...]) -> None:
-    """Raise UnsupportedFeature unless all of these can be undone here. A name may end in a version."""
-    for one in transforms:
-        name, _, version = one.partition("/")
-        if name != _ZSTD or version not in ("", "1"):
-            raise UnsupportedFeature(
-                f"items were changed by an extension, {one!r}, which only its own code can undo",
-                kind="unknown-transform",
-                hint="Load it where the extension is registered, and save it without.",
-            )
 
 
 def _undone(limits: Limits, item: SliceSource, transforms: tuple[str, ...]) -> bytes:
