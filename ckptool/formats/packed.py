@@ -142,6 +142,7 @@ def _choose(probe: Probe, archive: Archive) -> Parsed:
     holding = {name: found for name, found in opened.items() if holds_tensors(found)}
     weights = with_weights(holding)
     apart = slices.together(holding) if len(holding) > 1 else None
+    # Each is narrower than the one before, but for the last: a single file without tensors is opened, too.
     for candidates in () if apart else (holding, weights, _outstanding(weights), opened):
         if len(candidates) == 1:
             (name,) = candidates

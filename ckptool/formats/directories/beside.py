@@ -103,7 +103,7 @@ def _file(folder: FolderSource, name: str, role: str, about: str | None = None) 
 def _said(found: Mapping[str, object], facts: Mapping[str, str]) -> str | None:
     said = [(label, _fact(found[key])) for key, label in facts.items() if found.get(key) not in (None, "", [])]
     text = "".join(f"{' ' if label == 'of' else ', '}{label} {fact}" for label, fact in said)
-    return text.lstrip(", ").replace(",  ", ", ") or None
+    return text.lstrip(", ").replace(",  ", ", ") or None  # an empty label leaves two spaces
 
 
 def _fact(value: object) -> str:

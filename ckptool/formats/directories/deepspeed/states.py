@@ -309,7 +309,7 @@ class _Lane:
 
     def cut(self, start: int, count: int) -> Iterator[Span]:
         """Yield the spans of flat tensors that make up consecutive elements."""
-        at = bisect_right(self._ends, start)
+        at = bisect_right(self._ends, start)  # a lane may have very many flat tensors, and be cut very often
         while count:
             rank, number, numel = self._flats[at]
             inside = start - (self._ends[at] - numel)

@@ -257,6 +257,7 @@ def _in_order(mesh: Mesh, placements: Sequence[Placement]) -> list[int] | None:
             kind, cut, split_factor = placements[axis]
             if kind == "Replicate" or cut != dim:
                 continue
+            # A strided shard is cut after the later dimensions whose parts its split factor counts; others before them.
             before = [1, *accumulate((mesh.shape[one] for one in own), mul)]
             factor = split_factor if kind == "_StridedShard" else 1
             if factor not in before:
