@@ -102,6 +102,9 @@ def may_be_missing(name: str) -> bool:
     return is_benign(name) or is_extra_state(name)
 
 
+_STRIPS: dict[str, renaming.Rule] = {"strip_module": renaming.strip_module, "strip_wrappers": renaming.strip_wrappers}
+
+
 class Rename(NamedTuple):
     """One change of names, as an option of ``migrate`` and its argument."""
 
@@ -111,15 +114,11 @@ class Rename(NamedTuple):
     @property
     def rule(self) -> renaming.Rule:
         """The function from names to names."""
-        if self.option == "strip_module":
-            return renaming.strip_module
-        if self.option == "strip_wrappers":
-            return renaming.strip_wrappers
-        if self.option == "strip_prefix":
-            return self.as_rename.rule
+        if self.option in _STRIPS:
+            return _STRIPS[self.option]
         if self.option == "add_prefix":
             return renaming.add_prefix(self.argument)
-        pattern, _, replacement = self.argument.partition("=")
+        pattern, _, replacement = self.as_rename.argument.partition("=")
         return renaming.substitute(pattern, replacement)
 
     @property
