@@ -263,10 +263,10 @@ def checkpoints_at(address: Remote) -> Iterator[Remote]:
         CkptoolError: The store or the hub cannot be reached.
     """
     from ckptool.sources.address import HUB, STORES
-    from ckptool.sources.remote import hub  # imported only when an address is given
+    from ckptool.sources.remote.opening import listed  # imported only when an address is given
 
     if address.scheme == HUB and address.partition("://")[2].strip("/").count("/") == 1:
-        yield from _of_repository(hub.listed(address))
+        yield from _of_repository(listed(address))
     elif address.scheme in STORES:
         yield from _in_store(address)
     else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -153,19 +154,39 @@ class SourceInFolder(Source):
             one.close()
 
 
+class _Postponed:
+    """Comparisons that are postponed until bytes of their ranges are read."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], compare: Compare, what: str) -> None:
+        self._starts = [start for start, _ in ranges]
+        self._stops = [stop for _, stop in ranges]
+        self._compare_one = compare
+        self.what = what
+        self.undone = set(range(len(ranges)))
+
+    def compare(self, start: int, stop: int) -> None:
+        for number in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
+            if number in self.undone:
+                self._compare_one(number)
+                self.undone.discard(number)
+
+
 class RemoteSource(Source):
     """A remote source: a read may take a while, and several at once take no longer than one."""
 
     unchecked: Source
     """The same bytes, without the comparisons of ``compare_later``."""
+    _postponed: list[_Postponed]
 
     def compare_later(self, ranges: Sequence[tuple[int, int]], compare: Compare, what: str) -> None:
         """Call ``compare`` with the index of a range when bytes of it are first read; ``ranges`` are in order."""
-        raise NotImplementedError
+        self._postponed.append(_Postponed(ranges, compare, what))
 
     def notes(self) -> Iterator[str]:
         """Yield the texts ``what``, with counts, of ``compare_later`` for comparisons that were not made yet."""
-        raise NotImplementedError
+        for one in self._postponed:
+            if one.undone:
+                yield one.what.format(count=f"{len(one.undone):,}")
 
 
 def remote_under(source: Source) -> tuple[RemoteSource, int] | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-BLOCK_NUMEL: Final = 1 << 14
+WIDE_NUMEL: Final = 1 << 14
 """Elements that are widened at a time: as float64, they stay in a core's cache."""
 _CHUNK_NUMEL: Final = 1 << 18
 _INTEGERS: Final = {one.name: one.numpy for one in DTYPES if one.numpy and one.numpy[0] in "iu"}
@@ -86,8 +86,8 @@ def compare(a: bytes, a_type: str, b: bytes, b_type: str, tolerance: Tolerance |
     elements = np.flatnonzero(one != other) if a_type == b_type else np.arange(len(one))
     found: Difference | None = None
     with np.errstate(all="ignore"):  # infinity minus itself, a number by zero
-        for start in range(0, len(elements), BLOCK_NUMEL):
-            places = elements[start : start + BLOCK_NUMEL]
+        for start in range(0, len(elements), WIDE_NUMEL):
+            places = elements[start : start + WIDE_NUMEL]
             block = _compare(one[places], a_type, other[places], b_type, tolerance)
             if block is not None:
                 found = block._replace(at=int(places[block.at]), rel_at=int(places[block.rel_at])).joined(found)

@@ -227,7 +227,7 @@ def test_what_many_pieces_come_to(tmp_path: Path) -> None:
     b[333] = -b[333]
     a[333] = b[333] = 0
     b[334] *= -1e6
-    with mock.patch.object(values, "PIECE_NBYTES", 256), mock.patch.object(differences, "BLOCK_NUMEL", 24):
+    with mock.patch.object(values, "PIECE_NBYTES", 256), mock.patch.object(differences, "WIDE_NUMEL", 24):
         found = difference(a, b, tmp_path)
 
     assert found.nan == 100
@@ -402,7 +402,10 @@ def test_any_flipped_bit_of_any_view_is_found_and_located(
     if gathered:  # the same elements, packed: strides are others
         packed = View(view.itemsize, view.shape, right.contiguous().stride(), 0, 0)
         b, right = bytes_of(packed, oracle.tensor_bytes(right) or bytes(16))
-    with mock.patch.object(values, "PIECE_NBYTES", pieces[0]), mock.patch.object(differences, "BLOCK_NUMEL", pieces[1]):
+    with (
+        mock.patch.object(values, "PIECE_NBYTES", pieces[0]),
+        mock.patch.object(differences, "WIDE_NUMEL", pieces[1]),
+    ):
         found = ValueComparer(1).difference("x", a, b)
 
     assert_is_the_difference(found, left, right)
@@ -416,7 +419,7 @@ def test_any_floats_within_any_tolerance(numbers: list[float], data: st.DataObje
     a, b = torch.tensor(numbers), torch.tensor(others)
     view = View(4, (len(numbers),), (1,), 0, 0)
     infos = (bytes_of(view, oracle.tensor_bytes(tensor))[0] for tensor in (a, b))
-    with mock.patch.object(values, "PIECE_NBYTES", 16), mock.patch.object(differences, "BLOCK_NUMEL", 3):
+    with mock.patch.object(values, "PIECE_NBYTES", 16), mock.patch.object(differences, "WIDE_NUMEL", 3):
         found = ValueComparer(1, tolerance).difference("x", *infos)
     close = torch.isclose(a.double(), b.double(), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
 

@@ -1,6 +1,9 @@
 """
 Open a remote file by its address, as a source: few requests, several at once, and bounded memory.
 
+Files of repositories on the Hugging Face hub have addresses ``hf://ORG/NAME[@REVISION][/FILE]``. A revision is resolved
+to its commit once, so what is read afterwards cannot change.
+
 The tail is fetched first: the answer has the size, and zips are read from there; then the head. Readers announce with
 ``prefetch`` what they read next. A part of an index that a reader skips, because the payloads repeat it, is compared
 with them when they are read.
@@ -13,17 +16,18 @@ from the file system that the object belongs to.
 from __future__ import annotations
 
 import tempfile
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from struct import Struct
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from urllib.parse import quote, unquote
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
-from ckptool.errors import CkptoolError, FileUnavailable, reason_of
+from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage, reason_of
 from ckptool.sources.address import CONNECTIONS, HUB, WEB, Remote, as_remote
 from ckptool.sources.descriptors import components
+from ckptool.sources.paths import is_likely
 from ckptool.sources.remote.parts import (
     LEAST_NBYTES,
     Data,
@@ -35,7 +39,7 @@ from ckptool.sources.remote.parts import (
     Transport,
     changed_remote,
 )
-from ckptool.sources.source import CLOSED, BytesSource, Compare, RemoteSource, Source, SourceInFolder, StreamSource
+from ckptool.sources.source import CLOSED, BytesSource, RemoteSource, Source, SourceInFolder, StreamSource
 
 if TYPE_CHECKING:
     from ckptool.sources.remote.web import WebFile
@@ -51,6 +55,17 @@ _END: Final = Struct("<4s8x2L2x")
 TAIL_NBYTES: Final = 256 << 10
 _SLACK: Final = 512
 """Bytes fetched around an announced range: the header before a payload, and the descriptor after it."""
+
+
+_WEIGHTS: Final = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "adapter_model.safetensors",
+)
+"""Names of the file with the weights, in the order in which transformers and others look for them."""
 
 
 class Beside(SourceInFolder):
@@ -102,7 +117,7 @@ class FetchedSource(Beside, RemoteSource):
         self.cancellation = cancellation
         self.version = transport.version if tail.data else ()  # without data, the folder's listing has the version
         self._transport = transport
-        self._left: list[_Postponed] = []
+        self._postponed = []
         self.nbytes = tail.nbytes
         self._parts = Parts(transport.fetch, tail.nbytes, fetchers)
         if tail.data:
@@ -134,14 +149,6 @@ class FetchedSource(Beside, RemoteSource):
     def prefetch(self, ranges: Iterable[Range]) -> None:
         self._parts.announce((max(0, start - _SLACK), min(self.nbytes, stop + _SLACK)) for start, stop in ranges)
 
-    def compare_later(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
-        self._left.append(_Postponed(ranges, compare, what))
-
-    def notes(self) -> Iterator[str]:
-        for left in self._left:
-            if left.undone:
-                yield left.what.format(count=f"{len(left.undone):,}")
-
     def check_unchanged(self) -> None:
         self._transport.check_unchanged()
 
@@ -169,26 +176,9 @@ class FetchedSource(Beside, RemoteSource):
         check_cancelled(self.cancellation)
         if nbytes:
             self._parts.want(offset, offset + nbytes, _SLACK)
-        for left in self._left:
-            if left.undone:
-                left.compare(offset, offset + nbytes)
-
-
-class _Postponed:
-    """Comparisons that are postponed until bytes of their ranges are read."""
-
-    def __init__(self, ranges: Sequence[Range], compare: Compare, what: str) -> None:
-        self._starts = [start for start, _ in ranges]
-        self._stops = [stop for _, stop in ranges]
-        self._compare_one = compare
-        self.what = what
-        self.undone = set(range(len(ranges)))
-
-    def compare(self, start: int, stop: int) -> None:
-        for number in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
-            if number in self.undone:
-                self._compare_one(number)
-                self.undone.discard(number)
+        for one in self._postponed:
+            if one.undone:
+                one.compare(offset, offset + nbytes)
 
 
 class _Unchecked(Source):
@@ -260,12 +250,27 @@ def remote_version(address: str, cancellation: Cancellation | None = None) -> tu
 
 
 def _resolved(remote: Remote) -> tuple[Remote, Mapping[str, str]]:
-    """Return the address to request ranges from, and the headers for it."""
+    """
+    Return the address to request ranges from, and the headers for it: those that identify the user of the hub.
+
+    Raises:
+        FileUnavailable: There is no such repository, revision or file, or it is not open to everybody.
+        MissingPackage: huggingface_hub is not installed.
+    """
     if remote.scheme != HUB:
         return remote, {}
-    from ckptool.sources.remote.hub import resolve
-
-    return resolve(remote)
+    repository, commit, file = _parts(remote)
+    hub = _package()
+    if remote.listed is None:
+        info = _info(remote, repository, commit)
+        names = [one.rfilename for one in info.siblings or ()]
+        file, commit = file or _chosen(names, remote), info.sha
+        if file not in names:
+            raise FileUnavailable("no such file in the repository", kind="missing", hint=_pick(names, remote))
+    url = hub.hf_hub_url(repository, file, revision=commit, endpoint=remote.endpoint)
+    found = remote.elsewhere(url)
+    found.listed = remote.listed
+    return found, hub.utils.build_hf_headers(token=_token(remote))
 
 
 def _transport(remote: Remote, headers: Mapping[str, str], shown: str, cancellation: Cancellation | None) -> Transport:
@@ -426,3 +431,80 @@ def _unreadable(error: Exception) -> FileUnavailable:
     if isinstance(error, PermissionError):
         return FileUnavailable("the store refuses access", kind="permission", hint="Check the rights of the keys.")
     return FileUnavailable(f"cannot be read ({type(error).__name__})", kind="io", hint="Open it again.")
+
+
+def listed(remote: Remote) -> list[Remote]:
+    """
+    Return the addresses of all files of a repository, at the current commit of its revision.
+
+    Raises:
+        FileUnavailable: There is no such repository or revision, or it is not open to everybody.
+        MissingPackage: huggingface_hub is not installed.
+    """
+    repository, revision, _ = _parts(remote)
+    info = _info(remote, repository, revision, files_metadata=True)
+    place = f"hf://{repository}@{info.sha}"
+    found = []
+    for one in info.siblings or ():
+        address = remote.elsewhere(f"{place}/{quote(one.rfilename)}")
+        tag = (one.lfs and getattr(one.lfs, "sha256", None)) or one.blob_id
+        found.append(address if one.size is None else address.as_listed(tag, one.size))
+    return found
+
+
+def _parts(remote: Remote) -> tuple[str, str, str]:
+    """Return the repository, the revision and the file that an address names; the last two may be empty."""
+    owner, name, file = [*remote.partition("://")[2].split("/", 2), "", ""][:3]
+    name, _, revision = name.partition("@")
+    if not owner or not name:
+        raise FileUnavailable("an address without a repository", kind="address", hint="Give hf://ORG/NAME/FILE.")
+    return f"{owner}/{name}", unquote(revision), unquote(file)
+
+
+def _info(remote: Remote, repository: str, revision: str, *, files_metadata: bool = False) -> Any:
+    api = _package().HfApi(endpoint=remote.endpoint, token=_token(remote))
+    try:
+        return api.repo_info(repository, revision=revision or None, files_metadata=files_metadata)
+    except Exception as error:
+        raise _explained(error, repository) from error
+
+
+def _token(remote: Remote) -> bool | None:
+    return False if remote.anonymous else None
+
+
+def _chosen(names: Sequence[str], remote: Remote) -> str:
+    found = [name for name in _WEIGHTS if name in names] or [name for name in names if is_likely(name)]
+    if not found or (found[0] not in _WEIGHTS and len(found) > 1):
+        what = "several files that may be checkpoints" if found else "no file that may be a checkpoint"
+        raise FileUnavailable(f"a repository with {what}", kind="which-file", hint=_pick(found or names, remote))
+    return found[0]
+
+
+def _pick(names: Sequence[str], remote: Remote) -> str:
+    likely = [name for name in names if is_likely(name)] or list(names)
+    shown = ", ".join(likely[:8])
+    return f"Name one of its files: {shown}" if likely else f"Look at what {remote.shown} has."
+
+
+def _explained(error: Exception, repository: str) -> CkptoolError:
+    """Return our error for one of huggingface_hub, by the name of its class, whose module differs between versions."""
+    kinds = {cls.__name__ for cls in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        hint = "Ask for access on its page, then sign in: hf auth login"
+        return FileUnavailable(f"{repository} is open only to those who asked for access", kind="permission", hint=hint)
+    if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
+        hint = "Check the name. If it is private, sign in: hf auth login"
+        return FileUnavailable(f"no repository {repository}", kind="missing", hint=hint)
+    if "RevisionNotFoundError" in kinds:
+        return FileUnavailable(f"no such revision of {repository}", kind="missing", hint="Check what follows '@'.")
+    return FileUnavailable("the hub cannot be reached", kind="network", hint="Check the network.")
+
+
+def _package() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.utils
+    except ImportError as error:
+        raise MissingPackage.named("huggingface_hub", 'pip install "ckptool[hub]"') from error
+    return huggingface_hub
