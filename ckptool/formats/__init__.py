@@ -201,11 +201,10 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     if not isinstance(origin, str | os.PathLike):
         return origin, None
     path = os.fspath(origin)
-    if "://" in path:
-        from ckptool.sources.address import as_remote, is_address
+    if paths.is_remote(path):
+        from ckptool.sources.address import as_remote
 
-        if is_address(path):
-            return as_remote(path).split_member()
+        return as_remote(path).split_member()
     folder, name = os.path.split(path)
     if name in _POINTERS and _is_pointer(path):
         return folder or ".", None

@@ -15,6 +15,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, NotACheckpoint
 from ckptool.formats import filenames
 from ckptool.messages import counted
+from ckptool.sources import HUB, STORES
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import IGNORED_FOLDERS, is_below, is_likely, is_likely_packed, is_remote, shown_path
 
@@ -262,7 +263,6 @@ def checkpoints_at(address: Remote) -> Iterator[Remote]:
     Raises:
         CkptoolError: The store or the hub cannot be reached.
     """
-    from ckptool.sources.address import HUB, STORES
     from ckptool.sources.remote.opening import listed  # imported only when an address is given
 
     if address.scheme == HUB and address.partition("://")[2].strip("/").count("/") == 1:

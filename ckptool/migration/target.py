@@ -17,6 +17,7 @@ from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.errors import MigrationRefused
 from ckptool.messages import as_path
 from ckptool.migration.changes import TargetForm
+from ckptool.sources import STORES
 from ckptool.sources.folder import FolderSource
 from ckptool.sources.paths import TORCH_SUFFIXES, below, is_remote, is_same_file, local_name, shown_path
 from ckptool.tensors import dtypes
@@ -147,7 +148,7 @@ def refuse_address(dst: str | None) -> None:
         raise MigrationRefused("there is no output to a pipe", kind="stream-as-target", hint=hint)
     if dst is None or "://" not in dst:
         return
-    from ckptool.sources.address import STORES, as_remote
+    from ckptool.sources.address import as_remote
 
     if as_remote(dst).scheme not in STORES:
         written = ", ".join(f"{scheme}://" for scheme in STORES)

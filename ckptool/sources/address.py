@@ -15,16 +15,12 @@ from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
 from ckptool.arguments import checked
 from ckptool.errors import FileUnavailable
+from ckptool.sources import WEB
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-WEB: Final = ("https", "http")
-STORES: Final = ("s3", "gs", "az")
-HUB: Final = "hf"
-
-_ADDRESS: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORECASE)
 _MEMBER_MARK: Final = "::"
 _SIGNED: Final = re.compile(r"\?.*?(sig|token|secret|credential|password|key)[\w-]*=", re.IGNORECASE)
 """A query with a signature or a token. It is not part of a store's key, although keys may have any character."""
@@ -122,11 +118,6 @@ class Remote(str):
         if self.scheme in WEB and _CUT_PASSWORD.match(host):
             return f"{scheme}{mark}…"  # such an address is refused; the end of its password is not known
         return f"{scheme}{mark}{host}{slash}{path}"
-
-
-def is_address(path: str) -> bool:
-    """Return whether a text is the address of a remote file that can be read, by its scheme."""
-    return _ADDRESS.match(path) is not None
 
 
 def as_remote(path: str) -> Remote:

@@ -25,7 +25,7 @@ from ckptool.errors import FileUnavailable, MalformedFile, MissingPackage, about
 from ckptool.sources import descriptors
 from ckptool.sources.descriptors import Descriptor, PooledDescriptor, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
-from ckptool.sources.paths import is_likely, near_to
+from ckptool.sources.paths import is_likely, is_remote, near_to
 from ckptool.sources.source import (
     CLOSED,
     BytesSource,
@@ -162,13 +162,10 @@ def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tup
         return BytesSource(origin, cancellation, is_file=True), "<bytes>"
     if isinstance(origin, str | os.PathLike):
         path = os.fspath(origin)
-        if "://" in path:
-            from ckptool.sources.address import is_address
+        if is_remote(path):
+            from ckptool.sources.remote.opening import open_remote  # few files are remote
 
-            if is_address(path):
-                from ckptool.sources.remote.opening import open_remote  # few files are remote
-
-                return open_remote(path, cancellation)
+            return open_remote(path, cancellation)
         return FileSource(path, cancellation), path
     given: object = origin
     if not hasattr(given, "seekable") or isinstance(given, io.TextIOBase):

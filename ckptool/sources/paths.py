@@ -7,13 +7,16 @@ Names of addresses leave out what may be secret in them.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 import ckptool.system as system
+from ckptool.sources import HUB, STORES, WEB
 
+_REMOTE: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORECASE)
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 """File suffixes of torch checkpoints."""
 
@@ -107,12 +110,8 @@ def is_same_file(one: str, other: str) -> bool:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether this is the address of something remote."""
-    if "://" not in path:
-        return False
-    from ckptool.sources.address import is_address
-
-    return is_address(path)
+    """Return whether this is the address of something remote that can be read, by its scheme."""
+    return _REMOTE.match(path) is not None
 
 
 def is_relative(path: str) -> bool:

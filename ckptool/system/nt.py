@@ -13,6 +13,7 @@ import mmap
 import msvcrt
 import os
 import re
+import stat
 import struct
 import sys
 import time
@@ -186,8 +187,6 @@ def _handle(fd: int) -> wintypes.HANDLE:
 
 
 def _folder(fd: int) -> int:
-    import stat
-
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

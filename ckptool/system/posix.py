@@ -9,6 +9,8 @@ cgroups(7).
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 import resource
 import stat
@@ -16,12 +18,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from struct import pack
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 assert sys.platform != "win32"  # for mypy
-
-if TYPE_CHECKING:
-    import mmap
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -121,8 +120,6 @@ def map_private(fd: int, nbytes: int) -> mmap.mmap:
         ValueError: The file is shorter than ``nbytes``.
         OSError: The system cannot map it; always on Windows, where nobody can save over a mapped file.
     """
-    import mmap  # not needed for reading
-
     if sys.platform == "linux":  # so that a page fault reads more at once
         with suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -276,8 +273,6 @@ def new_memory(nbytes: int) -> mmap.mmap:
 
     It is in huge pages if the system has them: they take far less time to fill.
     """
-    import mmap
-
     found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
@@ -363,8 +358,6 @@ def rename(old: str, path: str) -> None:
 def sync(fd: int) -> None:
     """Wait until everything written to an open file is on the disk, and not only in the disk's cache."""
     if sys.platform == "darwin":
-        import fcntl
-
         with suppress(OSError):  # not supported by network file systems
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
@@ -432,8 +425,6 @@ def clone(fd: int, source: int, path: str | None) -> None:
         os.dup2(new, fd, inheritable=False)
         os.close(new)
     else:
-        import fcntl  # not needed for reading
-
         fcntl.ioctl(fd, _FICLONE, source)
 
 
@@ -454,8 +445,6 @@ def clones_to(source: int, folder: str) -> bool:
             os.unlink(path)
             return True
         else:  # noqa: RET505 - it is never reached on macOS
-            import fcntl
-
             fd = open_nameless(folder, 0o600)
             if fd is not None:
                 try:
@@ -475,8 +464,6 @@ CAN_EDIT = True
 
 def lock(fd: int) -> bool | None:
     """Lock an open file or folder until it is closed; return False if it is locked already, None without locks."""
-    import fcntl
-
     return _locked(fcntl.flock, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -486,8 +473,6 @@ def lock_records(fd: int) -> bool | None:
 
     Linux has locks that belong to the open file: these end only with it, and exclude the same processes.
     """
-    import fcntl
-
     if sys.platform == "linux":
         record = pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         return _locked(fcntl.fcntl, fd, fcntl.F_OFD_SETLK, record)

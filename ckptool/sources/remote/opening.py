@@ -25,7 +25,8 @@ from urllib.parse import quote, unquote
 
 from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage, reason_of
-from ckptool.sources.address import CONNECTIONS, HUB, WEB, Remote, as_remote
+from ckptool.sources import HUB, WEB
+from ckptool.sources.address import CONNECTIONS, Remote, as_remote
 from ckptool.sources.descriptors import components
 from ckptool.sources.paths import is_likely
 from ckptool.sources.remote.parts import (
