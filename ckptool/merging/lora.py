@@ -300,27 +300,26 @@ class _Merged(ComputedWeight):
         self._changes = changes
 
     def made(self) -> Iterator[bytes]:
-        from ckptool.torch_ops import merging
-        from ckptool.torch_ops.values import is_finite
+        from ckptool.torch_ops import values
 
-        weight = merging.own(self._base)
+        weight = values.own(self._base)
         for one in self._changes:
             if one.saved is not None:
-                weight = merging.own(one.saved).to(weight.dtype)
+                weight = values.own(one.saved).to(weight.dtype)
             if one.pair is not None:
-                parts = [merging.own(part) for part in one.parts]
+                parts = [values.own(part) for part in one.parts]
                 is_embedding = one.pair.is_embedding
-                weight = merging.add_low_rank(
+                weight = values.add_low_rank(
                     weight, *parts, scale=one.scale, is_turned=one.is_turned, is_embedding=is_embedding
                 )
             one.adapter.checkpoint.check_unchanged()
-        if not is_finite(weight.flatten()):
-            lost = merging.finite_count(merging.own(self._base)) - merging.finite_count(weight)
+        if not values.is_finite(weight.flatten()):
+            lost = values.finite_count(values.own(self._base)) - values.finite_count(weight)
             if lost > 0:
                 fact = f"{counted(lost, 'value')} of {self.name!r} would be infinite or NaN, and was finite"
                 hint = "The adapter has such values, or is too strong for this type: cast the base to float32 first."
                 raise MigrationRefused(fact, kind="not-merged", hint=hint)
-        return merging.bytes_of(weight)
+        return values.bytes_of(weight)
 
 
 def with_adapters(

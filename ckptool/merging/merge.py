@@ -178,14 +178,14 @@ class _Average(ComputedWeight):
         odd[name] = 0
 
     def made(self) -> Iterator[bytes]:
-        from ckptool.torch_ops import merging, values
+        from ckptool.torch_ops import values
 
         types = [one.dtype for one in self._tensors]
         self._odd[self.name] = 0
         # The same elements of each, a few megabytes at a time.
         sides = (one.chunks(_PIECE_NUMEL * one.info.dtype.itemsize) for one in self._tensors)
         for pieces in zip_longest(*sides, fillvalue=b""):
-            mean = merging.average(pieces, types, self._shares)
+            mean = values.average(pieces, types, self._shares)
             facts = values.survey([mean], types[0])
             if odd := facts.nan + facts.infinite:
                 before = values.survey([pieces[0]], types[0])
