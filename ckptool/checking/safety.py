@@ -31,7 +31,6 @@ from ckptool.pickles.alarms import NATIVE, SETTINGS, SOURCE, canonical, words
 from ckptool.pickles.judge import is_listed
 from ckptool.pickles.reader import gc_paused, read_as_far
 from ckptool.pickles.weights_only import is_allowed
-from ckptool.sources import paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.paths import is_remote
 from ckptool.tensors.tensor import storage_id
@@ -173,7 +172,7 @@ def inside(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, *, glances: bool = False) -> Survey:
     """Inspect every pickle in a file that cannot be opened as a checkpoint; if it ``glances``, not those in text."""
     member = ""
-    if isinstance(origin, str | os.PathLike) and not paths.exists(os.fspath(origin)):
+    if isinstance(origin, str | os.PathLike) and not os.path.lexists(origin):
         origin, _, member = os.fspath(origin).partition("::")
     try:
         source, _ = open_source(origin, limits.cancellation)

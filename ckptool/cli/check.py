@@ -50,7 +50,7 @@ from ckptool.formats import member_in
 from ckptool.formats.listing import Target
 from ckptool.messages import show, show_nbytes, some
 from ckptool.sections import Fact, Section
-from ckptool.sources.paths import command_line, exists, shown_path
+from ckptool.sources.paths import command_line, shown_path
 
 _CODES_SCHEMA: Final = "ckptool.codes/1"
 _EXPLAIN_SCHEMA: Final = "ckptool.explain/2"
@@ -317,7 +317,7 @@ def _explain(text: str, path: str | None, *, as_json: bool) -> int:
     """Print what a message means, and return the exit code."""
     from ckptool.checking.explain import explain as explanations
 
-    if text != "-" and exists(text):
+    if text != "-" and os.path.lexists(text):
         what = "folder" if os.path.isdir(text) else "file"
         look = show(command_line(text, "check"))
         raise click.UsageError(f"{show(text)} is a {what}, and TEXT is the message to explain. To look at it: {look}")

@@ -208,7 +208,7 @@ def _split_member(origin: Origin) -> tuple[Origin, str | None]:
     folder, name = os.path.split(path)
     if name in _POINTERS and _is_pointer(path):
         return folder or ".", None
-    if _MEMBER_MARK not in path or paths.exists(path):
+    if _MEMBER_MARK not in path or os.path.lexists(path):
         return path, None
     outer, _, member = path.partition(_MEMBER_MARK)
     return outer, member

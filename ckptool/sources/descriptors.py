@@ -62,80 +62,33 @@ class Descriptor:
     The descriptor of an open file or folder, to be used in a ``with`` block, from any thread.
 
     The block raises ValueError if it is closed, or was closed meanwhile: another file may have its number by then.
-    """
 
-    fd = -1
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.status = os.fstat(fd)
-        """Its status when it was opened."""
-
-    def __enter__(self) -> int:
-        return self._open()
-
-    def __exit__(self, *_: object) -> None:
-        self._open()
-
-    def _open(self) -> int:
-        fd = self.fd
-        if fd < 0:
-            raise ValueError(CLOSED)
-        return fd
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed for good."""
-        return self.fd < 0
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The device and the inode, which together identify a file."""
-        return self.status.st_dev, self.status.st_ino
-
-    def rest(self) -> None:
-        """Close the descriptor, exactly once even if several threads do so at the same time."""
-        fd = self.fd
-        try:  # not suppress(), which may be gone while Python shuts down
-            del self.fd
-            os.close(fd)
-        except (AttributeError, OSError):  # closed already; nothing was written to it
-            pass
-
-    def close(self) -> None:
-        """Close it for good."""
-        self.rest()
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            self.close()
-
-
-class PooledDescriptor(Descriptor):
-    """
-    A descriptor of the pool, which may close it while no ``with`` block uses it, and open it again for the next.
-
+    With a ``check`` it belongs to the pool, which may close it while no block uses it, and open it again for the next:
     ``opening`` opens the name again, and ``check`` raises SourceChanged if the first status and the new one show that
     it is another file.
     """
 
-    def __init__(self, opening: Callable[[], int], check: Callable[[os.stat_result, os.stat_result], None]) -> None:
+    fd = -1
+    is_closed = False
+    """Whether it was closed for good."""
+
+    def __init__(
+        self, opening: Callable[[], int], check: Callable[[os.stat_result, os.stat_result], None] | None = None
+    ) -> None:
         self.users = 0
+        self.is_pooled = check is not None
         self._opening = opening
         self._check = check
-        super().__init__(POOL.opened(opening))
-        with POOL.lock:
-            POOL.add(self)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed for good."""
-        return self._opening is _closed
+        self.fd = POOL.opened(opening)
+        self.status = os.fstat(self.fd)
+        """Its status when it was opened."""
+        POOL.add(self)
 
     def __enter__(self) -> int:
         with POOL.lock:
-            is_new = self.fd < 0
-            if is_new:
+            if self.is_closed:
+                raise ValueError(CLOSED)
+            if self.fd < 0:
                 self.fd = self._opened_again()
             self.users += 1
             POOL.add(self)
@@ -156,26 +109,39 @@ class PooledDescriptor(Descriptor):
             hint = "Read it again once it is complete."
             raise SourceChanged(f"it was there, and is not any more: {error.message}", hint=hint) from error
         try:
-            self._check(self.status, os.fstat(fd))
+            if self._check is not None:
+                self._check(self.status, os.fstat(fd))
         except BaseException:
             os.close(fd)
             raise
         return fd
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The device and the inode, which together identify a file."""
+        return self.status.st_dev, self.status.st_ino
+
     def rest(self) -> None:
-        """Close the descriptor until it is needed again."""
-        with POOL.lock:
-            POOL.known.pop(id(self), None)
-        super().rest()
+        """Close it until it is needed again; exactly once even if several threads do so at the same time."""
+        fd = self.fd
+        try:  # not suppress(), which may be gone while Python shuts down, as POOL may
+            with POOL.lock:
+                POOL.known.pop(id(self), None)
+            del self.fd
+            os.close(fd)
+        except (AttributeError, OSError):  # closed already; nothing was written to it
+            pass
 
     def close(self) -> None:
         """Close it for good."""
-        self._opening = _closed  # the old one may hold a reference to a folder
+        with POOL.lock:
+            self.is_closed = True
+            self.__dict__.pop("_opening", None)  # it may hold a reference to a folder
         self.rest()
 
-
-def _closed() -> int:
-    raise ValueError(CLOSED)
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            self.rest()
 
 
 class _Pool:
@@ -183,13 +149,15 @@ class _Pool:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.known: OrderedDict[int, weakref.ref[PooledDescriptor]] = OrderedDict()
+        self.known: OrderedDict[int, weakref.ref[Descriptor]] = OrderedDict()
 
-    def add(self, one: PooledDescriptor) -> None:
+    def add(self, one: Descriptor) -> None:
         """Register an open descriptor, or mark it as used last; it may be closed while nobody uses it."""
-        self.known[id(one)] = weakref.ref(one)
-        self.known.move_to_end(id(one))
-        self._make_room(most_open())
+        if one.is_pooled:
+            with self.lock:
+                self.known[id(one)] = weakref.ref(one)
+                self.known.move_to_end(id(one))
+                self._make_room(most_open())
 
     def opened(self, opening: Callable[[], _T]) -> _T:
         """Return what ``opening`` opens; if no descriptor is left, close those that nobody uses and try again."""

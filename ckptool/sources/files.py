@@ -23,7 +23,7 @@ from ckptool.arguments import as_utf8
 from ckptool.cancellation import STEP_NBYTES, Cancellation, check_cancelled
 from ckptool.errors import FileUnavailable, MalformedFile, MissingPackage, about, is_not_permitted, reason_of
 from ckptool.sources import descriptors
-from ckptool.sources.descriptors import Descriptor, PooledDescriptor, refuse_many_mappings
+from ckptool.sources.descriptors import Descriptor, refuse_many_mappings
 from ckptool.sources.journal import refuse_edited
 from ckptool.sources.paths import is_likely, is_remote, near_to
 from ckptool.sources.source import (
@@ -54,7 +54,7 @@ class FileSource(StepwiseSource, SourceInFolder):
     def __init__(self, path: str, cancellation: Cancellation | None = None, held: Descriptor | None = None) -> None:
         super().__init__()
         self.cancellation = cancellation
-        self._held = Descriptor(open_regular(path)) if held is None else held
+        self._held = Descriptor(partial(open_regular, path)) if held is None else held
         self.path = path
         self.nbytes = self._held.status.st_size
         self.version = identity_of(self._held.status)[2:4]
@@ -96,7 +96,7 @@ class FileSource(StepwiseSource, SourceInFolder):
             OSError: The system cannot map it, or mappings have taken so many descriptors that few are left.
         """
         with self._held as fd:
-            if isinstance(self._held, PooledDescriptor):
+            if self._held.is_pooled:
                 refuse_many_mappings(fd)
             try:
                 return system.map_private(fd, self.nbytes)
@@ -142,7 +142,7 @@ class FileSource(StepwiseSource, SourceInFolder):
 
 def pooled(path: str, cancellation: Cancellation | None, opening: Callable[[], int]) -> FileSource:
     """Return a file with a pooled descriptor; ``opening`` opens the path and returns a new descriptor each time."""
-    return FileSource(path, cancellation, PooledDescriptor(opening, partial(check_same, path)))
+    return FileSource(path, cancellation, Descriptor(opening, partial(check_same, path)))
 
 
 def open_source(origin: Origin, cancellation: Cancellation | None = None) -> tuple[Source, str]:

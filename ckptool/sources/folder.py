@@ -20,7 +20,6 @@ from ckptool.sources.descriptors import (
     NO_DESCRIPTOR,
     POOL,
     Descriptor,
-    PooledDescriptor,
     is_link,
     open_below,
     open_folder,
@@ -47,7 +46,7 @@ class FolderSource(Source):
         self, path: str, cancellation: Cancellation | None = None, opening: Callable[[], int] | None = None
     ) -> None:
         check_cancelled(cancellation)
-        self._directory = PooledDescriptor(opening or partial(open_folder, path), partial(_check_place, path))
+        self._directory = Descriptor(opening or partial(open_folder, path), partial(_check_place, path))
         self._begin(path, cancellation)
 
     def _begin(self, path: str, cancellation: Cancellation | None) -> None:

@@ -96,11 +96,6 @@ def first_bytes(path: str, most_nbytes: int) -> bytes:
         return b""
 
 
-def exists(path: str) -> bool:
-    """Return whether anything has this path, a broken link included."""
-    return os.path.lexists(path)
-
-
 def is_same_file(one: str, other: str) -> bool:
     """Return whether two paths name the same existing file."""
     try:

@@ -19,6 +19,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import BinaryIO, Final, NamedTuple
 
 import ckptool.system as system
@@ -106,7 +107,7 @@ def edit_in_place(path: str, fd: int, edit: FileEdit, verify: Callable[[], None]
 
 def _begin_journal(path: str, fd: int, edit: FileEdit) -> int:
     """Write the journal of an edit, and return its size. It may be as large as the index, so it is not kept."""
-    with closing(FileSource(path, held=Descriptor(os.dup(fd)))) as source:
+    with closing(FileSource(path, held=Descriptor(partial(os.dup, fd)))) as source:
         encoded, inode = _journal_of(source, edit).encoded(), source.place[1]
     if os.lstat(path).st_ino != inode:
         raise OutputFailed("another file has its name by now", kind="moved", path=path, hint="Try again.")
