@@ -513,7 +513,7 @@ def test_a_reload_does_not_wait_for_calls_longer_than_it_may(big: Path) -> None:
         caller.join()
         timer.join()
     live = LiveModel(Big(), big)
-    with live._reloading:
+    with live._reloading.alone():
         waiting = threading.Thread(target=live.reload, args=(big,))
         with pytest.raises(Cancelled) as caught:  # another reload
             live.reload(big, limits=Limits(cancellation=Cancellation(0.05)))

@@ -15,15 +15,17 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
+import ckptool.system as system
 from ckptool.cancellation import STEP_NBYTES, Cancellation
-from ckptool.errors import SourceChanged
+from ckptool.errors import OutOfMemory, SourceChanged
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it since Python 3.11
 
 CLOSED = "the checkpoint is closed"
+_LARGE_NBYTES: Final = 1 << 20
 
 Compare: TypeAlias = "Callable[[int], None]"
 
@@ -290,6 +292,16 @@ class SliceSource(Source):
 
     def close(self) -> None:
         self.whole.close()
+
+
+def memory_of(nbytes: int) -> memoryview:
+    """Return memory for a range; large memory is mapped, so that all of it goes back to the system when it is freed."""
+    if nbytes < _LARGE_NBYTES:
+        return memoryview(bytearray(nbytes))
+    try:
+        return memoryview(system.new_memory(nbytes))
+    except OSError as error:
+        raise OutOfMemory(f"no {nbytes:,} bytes of memory are free", needed=nbytes) from error
 
 
 def changed(offset: int, needed: int, actual: int, path: str | None = None) -> SourceChanged:

@@ -862,14 +862,14 @@ def test_ending_the_watch_cancels_a_reload_that_waits(files: tuple[Path, Path], 
     live.watch(every=0.02, on_reload=told.append)
     with live.use():  # the reload waits for this block to end
         put(path, files[1].read_bytes())
-        assert within(20, live._reloading.locked)
+        assert within(20, lambda: live._reloading._is_alone)
         time.sleep(0.1)
         ending = threading.Thread(target=live.unwatch, daemon=True)
         ending.start()
         ending.join(10)
         assert not ending.is_alive()
 
-    assert not live._reloading.locked()
+    assert not live._reloading._is_alone
     assert (live.digest, live.last_error, told) == (digest, None, [])
     assert live.reload(path).digest != digest
 

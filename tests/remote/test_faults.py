@@ -22,7 +22,8 @@ from ckptool import (
 )
 from ckptool.sources.remote import web
 from ckptool.sources.remote.opening import open_remote
-from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts, memory_of
+from ckptool.sources.remote.parts import PART_NBYTES, Fetchers, Parts
+from ckptool.sources.source import memory_of
 from tests import scale
 from tests.loading.same import assert_same
 from tests.remote.servers import serving

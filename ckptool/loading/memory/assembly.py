@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from ckptool.cancellation import Cancellation, each
+from ckptool.cancellation import Cancellation, check_cancelled, each
 from ckptool.errors import DamagedFile, MalformedFile, OutOfMemory, UnsupportedFeature
 from ckptool.loading.memory.filling import DeviceMemory, HostMemory, Memory, Mmap, buffer_of
 from ckptool.loading.memory.placement import (
@@ -285,8 +285,7 @@ class Assembly:
             for memory in self._memories.values():
                 memory.fill(meter.read)
             for block in batch:
-                if self.cancellation is not None:  # a cast takes long and cannot be stopped
-                    self.cancellation.check()
+                check_cancelled(self.cancellation)  # a cast takes long and cannot be stopped
                 self._finish(block)
             reached += sum(block.nbytes for block in batch)
             if meter.done < reached:  # the rest was mapped, or came from memory
@@ -324,7 +323,10 @@ class Assembly:
                 hint="Download the file again.",
             )
         if root.big_endian and not memory.is_meta:
-            _swap_bytes(memory, block)
+            if len(block.types) > 1 or memory.device != CPU:
+                hint = "Load it to the CPU, or migrate the file first."
+                raise UnsupportedFeature(f"storage {root.key!r} is big-endian", kind="byte-order", hint=hint)
+            memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
         if self._place.mover is not None:
             block.memory = memory = moved_by(self._place.mover, memory, root.location)
         target = self._cast_of(block)
@@ -391,16 +393,6 @@ def _first(block: _Block, info: TensorInfo) -> int:
     """Return the index of a tensor's first element in the memory of its block."""
     start = info.storage.offset - block.root.offset - block.first if info.storage is not None else 0
     return start // info.dtype.itemsize + info.storage_offset
-
-
-def _swap_bytes(memory: torch.Tensor, block: _Block) -> None:
-    if len(block.types) > 1 or memory.device != CPU:
-        raise UnsupportedFeature(
-            f"storage {block.root.key!r} is big-endian",
-            kind="byte-order",
-            hint="Load it to the CPU, or migrate the file first.",
-        )
-    memory.untyped_storage().byteswap(next(iter(block.types)))  # type: ignore[no-untyped-call]
 
 
 def as_torch(tensor: LazyTensor) -> torch.Tensor:

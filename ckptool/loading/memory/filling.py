@@ -22,11 +22,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
-import ckptool.system as system
 from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.files import file_under
-from ckptool.sources.source import Source, remote_under
+from ckptool.sources.source import Source, memory_of, remote_under
 from ckptool.torch_ops.devices import Accelerator, accelerator
 
 Mmap: TypeAlias = bool | Literal["auto"]
@@ -111,7 +110,11 @@ class HostMemory(_Ranges):
         mapping = self.mapped(source)
         if mapping is not None and self.can_map(source, offset, itemsize):
             return torch.frombuffer(mapping[0], dtype=torch.uint8, count=nbytes, offset=mapping[1] + offset)
-        memory = allocate(nbytes)
+        if nbytes >= _RETURNED:
+            memory = torch.frombuffer(memory_of(nbytes), dtype=torch.uint8)
+        else:
+            with translate_out_of_memory(nbytes, torch.device("cpu")):
+                memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default is
         if source.is_compressed:
             source.read_into(offset, buffer_of(memory))
         else:
@@ -216,22 +219,6 @@ Memory: TypeAlias = HostMemory | DeviceMemory
 def _read(one: Range) -> int:
     one.source.read_into(one.offset, buffer_of(one.memory))
     return one.memory.nbytes
-
-
-def allocate(nbytes: int) -> torch.Tensor:
-    """
-    Return new host memory as a tensor of uint8 with undefined content.
-
-    Raises:
-        OutOfMemory: So many bytes are not free.
-    """
-    try:
-        if nbytes < _RETURNED:
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")  # whatever the default is
-        memory = system.new_memory(nbytes)
-    except (RuntimeError, MemoryError, OSError) as error:
-        raise OutOfMemory(f"no {nbytes:,} bytes of host memory are free", needed=nbytes) from error
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:

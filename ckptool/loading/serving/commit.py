@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ckptool.cancellation import LOOK_SECONDS, Cancellation
+from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled
 from ckptool.errors import UnsupportedFeature
 from ckptool.loading.custom_loading import OwnLoading, copies_of_tensors, fill, uses_original
 from ckptool.loading.fill_plan import Target
@@ -217,8 +217,7 @@ class Gate:
             self._waiting += 1
             try:
                 while self._inside or self._is_alone:
-                    if cancellation is not None:
-                        cancellation.check()
+                    check_cancelled(cancellation)
                     self._changed.wait(None if cancellation is None else LOOK_SECONDS)
                 self._is_alone = True
             finally:  # the wait may be interrupted

@@ -33,7 +33,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from ckptool.arguments import checked
-from ckptool.cancellation import LOOK_SECONDS, Cancellation, check_cancelled, steps
+from ckptool.cancellation import Cancellation, check_cancelled, steps
 from ckptool.checking.value_survey import DIVERGED, is_meant
 from ckptool.checkpoints.checkpoint import Checkpoint, StateDict
 from ckptool.checkpoints.weights import Weights, WeightsChoice, digest_of
@@ -170,7 +170,7 @@ class LiveModel(Closing):
         self._allow_nan, self._accept = allow_nan, accept
         self._limits = limits._replace(cancellation=None)  # a deadline is for one call
         self._gate = Gate()
-        self._reloading = threading.Lock()
+        self._reloading = Gate()  # for one writer at a time, and no readers
         self._watcher: Watcher[Reload] | None = None
         self._seen: tuple[str, tuple[object, ...] | None] | None = None
         self.report: LoadReport | None = None
@@ -292,7 +292,7 @@ class LiveModel(Closing):
         cancellation = limits.cancellation
         path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
         seen = None if path is None else (path, version_under(path, cancellation))
-        with self._turn(cancellation), opened(source, limits) as checkpoint:
+        with self._reloading.alone(cancellation), opened(source, limits) as checkpoint:
             checkpoint.check_index()
             choice = Choice(self.model, checkpoint, *self._which)
             targets = choice.targets()
@@ -306,17 +306,6 @@ class LiveModel(Closing):
             self.report, self.loaded_time, self._failure, self._seen = done.report, _now(), None, seen
         logger.log(level, "%s: %s; %s", what, done.report.line, done.digest)
         return done
-
-    @contextmanager
-    def _turn(self, cancellation: Cancellation | None) -> Iterator[None]:
-        """Run a block while no other reload runs."""
-        while not self._reloading.acquire(timeout=-1 if cancellation is None else LOOK_SECONDS):
-            if cancellation is not None:
-                cancellation.check()
-        try:
-            yield
-        finally:
-            self._reloading.release()
 
     def _replace(
         self, checkpoint: Checkpoint, found: StateDict, filling: FillPlan, started: float, limits: Limits

@@ -29,7 +29,8 @@ from typing import Any, Final
 from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import CkptoolError, FileUnavailable, MissingPackage, OutputExists, OutputFailed
 from ckptool.sources.address import Remote
-from ckptool.sources.remote.parts import Tail, Transport, changed_remote, memory_of, missing_remote
+from ckptool.sources.remote.parts import Tail, Transport, changed_remote, missing_remote
+from ckptool.sources.source import memory_of
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _RETRIES: Final = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}

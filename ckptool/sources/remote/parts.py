@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeAlias
 
-import ckptool.system as system
-from ckptool.errors import FileUnavailable, OutOfMemory, SourceChanged
+from ckptool.errors import FileUnavailable, SourceChanged
 from ckptool.sources.source import CLOSED
 
 Data: TypeAlias = "bytes | memoryview"
@@ -34,7 +33,6 @@ _AHEAD: Final = sys.maxsize
 _IDLE_NBYTES: Final = 4 << 20
 """Bytes that are kept when nothing more is planned."""
 Range: TypeAlias = tuple[int, int]
-_LARGE_NBYTES: Final = 1 << 20
 
 
 class Tail(NamedTuple):
@@ -72,16 +70,6 @@ class Transport:
 
     def close(self) -> None:
         """Close every connection. A running fetch fails."""
-
-
-def memory_of(nbytes: int) -> memoryview:
-    """Return memory for a range; large memory is mapped, so that all of it goes back to the system when it is freed."""
-    if nbytes < _LARGE_NBYTES:
-        return memoryview(bytearray(nbytes))
-    try:
-        return memoryview(system.new_memory(nbytes))
-    except OSError as error:
-        raise OutOfMemory(f"no {nbytes:,} bytes of memory are free", needed=nbytes) from error
 
 
 def changed_remote(what: str = "the file was changed while it was being read") -> SourceChanged:

@@ -32,8 +32,8 @@ from ckptool.cancellation import Cancellation, check_cancelled, in_time
 from ckptool.errors import FileUnavailable
 from ckptool.limits import UNSIZED_NBYTES
 from ckptool.sources.address import Place, Remote, check_peer, follow, place_of
-from ckptool.sources.remote.parts import Tail, Transport, changed_remote, memory_of, missing_remote
-from ckptool.sources.source import CLOSED
+from ckptool.sources.remote.parts import Tail, Transport, changed_remote, missing_remote
+from ckptool.sources.source import CLOSED, memory_of
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
