@@ -44,19 +44,14 @@ content of the file (``stale``). Else the file is the old or the new one (``whol
 
 
 def journal_path(path: str) -> str:
-    """Return the path of the journal that a file has while it is edited in place."""
+    """Return the path of the journal that a file has while it is edited in place, in the same folder."""
     folder, name = os.path.split(path)
-    return os.path.join(folder, journal_name(name))
-
-
-def journal_name(name: str) -> str:
-    """Return the name of the journal of a file, which is in the same folder."""
     found = f".{name}{_END}"
-    if len(found) <= _LONGEST // 4 or len(os.fsencode(found)) <= _LONGEST:  # a character has at most four bytes
-        return found
-    from hashlib import sha256  # few names are so long
+    if len(found) > _LONGEST // 4 and len(os.fsencode(found)) > _LONGEST:  # a character has at most four bytes
+        from hashlib import sha256  # few names are so long
 
-    return f".{sha256(os.fsencode(name)).hexdigest()}{_END}"
+        found = f".{sha256(os.fsencode(name)).hexdigest()}{_END}"
+    return os.path.join(folder, found)
 
 
 def refuse_edited(path: str, *states: str, fd: int | None = None, folder: int | None = None) -> None:

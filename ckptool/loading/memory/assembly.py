@@ -37,6 +37,7 @@ from ckptool.system import free_memory
 from ckptool.tensors.pieces import PiecesSource, Place
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import SPARSE_PARTS, StorageRef, TensorInfo
+from ckptool.torch_ops.devices import accelerator
 
 _ALIGNMENT: Final = 64
 """The first byte of a span of a storage is a multiple of this: enough for any element, and for vector loads."""
@@ -256,18 +257,16 @@ class Assembly:
         return self._host.can_map(block.root.source, block.root.offset + block.first, block.itemsize)
 
     def _check_room(self) -> None:
-        needed, _ = self._needed(self._open_blocks())
-        for device, nbytes in needed.items():
-            DeviceMemory(device).check_room(nbytes)
-        host = needed.get(CPU, 0)
-        free = free_memory() if host else None
-        if free is not None and host > free:
-            raise OutOfMemory(
-                f"the weights need {host:,} bytes of memory, {free:,} are free",
-                hint="Map the file with mmap=True, cast with a smaller dtype=, or load fewer tensors.",
-                needed=host,
-                actual=free,
-            )
+        """Raise OutOfMemory if a device, or the host, is known to have less memory free than it needs."""
+        for device, nbytes in self._needed(self._open_blocks())[0].items():
+            hint, api = "Choose another device, or a smaller dtype=.", accelerator(device.type)
+            room = None if api is None else api.room(device)
+            if device == CPU:
+                hint = "Map the file with mmap=True, cast with a smaller dtype=, or load fewer tensors."
+                room = free_memory()
+            if room is not None and nbytes > room:
+                fact = f"the weights need {nbytes:,} bytes on {device}, which has {room:,} free"
+                raise OutOfMemory(fact, hint=hint, needed=nbytes, actual=room)
 
     def _load(self, progress: Progress | None) -> None:
         blocks = self._open_blocks()

@@ -22,7 +22,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from ckptool.errors import OutOfMemory
 from ckptool.loading.memory.threads import translate_out_of_memory
 from ckptool.sources.files import file_under
 from ckptool.sources.source import Source, memory_of, remote_under
@@ -156,17 +155,6 @@ class DeviceMemory(_Ranges):
         super().__init__()
         self._device = device
         self._accelerator = accelerator(device.type)
-
-    def check_room(self, nbytes: int) -> None:
-        """Raise OutOfMemory if the device is known to have less than ``nbytes`` free."""
-        room = None if self._accelerator is None else self._accelerator.room(self._device)
-        if room is not None and nbytes > room:
-            raise OutOfMemory(
-                f"the weights need {nbytes:,} bytes on {self._device}, which has {room:,} free",
-                hint="Choose another device, or a smaller dtype=.",
-                needed=nbytes,
-                actual=room,
-            )
 
     def take(self, source: Source, offset: int, nbytes: int, itemsize: int = 1) -> torch.Tensor:  # noqa: ARG002
         """Return memory for ``nbytes`` bytes from ``offset``; memory of devices is aligned for any element."""

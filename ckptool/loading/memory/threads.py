@@ -28,18 +28,11 @@ _SAID: Final = ("out of memory", "can't allocate memory", "not enough memory", "
 logger = logging.getLogger("ckptool")
 
 
-def wait_for_all(devices: Iterable[torch.device]) -> None:
-    """Wait until devices have finished the work of all threads so far."""
+def wait_for(devices: Iterable[torch.device], *, own: bool = False) -> None:
+    """Wait until devices have finished the work of all threads so far; or this thread's ``own`` on current streams."""
     for device in devices:
         if (found := accelerator(device.type)) is not None:
-            found.wait_for_all(device)
-
-
-def wait_for_own(devices: Iterable[torch.device]) -> None:
-    """Wait until devices have finished this thread's work on its current streams."""
-    for device in devices:
-        if (found := accelerator(device.type)) is not None:
-            found.wait_for_own(device)
+            (found.wait_for_own if own else found.wait_for_all)(device)
 
 
 def in_own_thread(function: Callable[[], T]) -> T:

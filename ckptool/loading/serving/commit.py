@@ -25,8 +25,7 @@ from ckptool.loading.memory.threads import (
     apart_on_cpu,
     in_own_thread,
     translate_out_of_memory,
-    wait_for_all,
-    wait_for_own,
+    wait_for,
 )
 from ckptool.torch_ops.devices import accelerator
 
@@ -40,7 +39,7 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
     assign(model, {id(one.tensor): staged[one.name] for one in targets if one.tensor.is_meta})
     real = [one for one in targets if not one.tensor.is_meta]
     devices = {staged[one.name].device if one.tensor.is_meta else one.tensor.device for one in targets}
-    wait_for_all(devices)  # calls have returned, but their kernels may still run
+    wait_for(devices)  # calls have returned, but their kernels may still run
 
     def copy_all() -> None:
         for one in real:
@@ -52,9 +51,9 @@ def overwrite(model: torch.nn.Module, targets: tuple[Target, ...], staged: Mappi
 
 def fill_in_place(model: torch.nn.Module, state: Mapping[str, Any], rehearsed: OwnLoading | None) -> OwnLoading:
     """Let a model that has served load through its own code, once its devices have finished all work for it."""
-    wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    wait_for({tensor.device for tensor in (*model.parameters(), *model.buffers())})
     taken = fill(model, state, rehearsed, strict=True)
-    wait_for_all({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    wait_for({tensor.device for tensor in (*model.parameters(), *model.buffers())})
     return taken
 
 
@@ -86,7 +85,7 @@ def with_weights(
 
 def ready(model: torch.nn.Module) -> torch.nn.Module:
     """Return a model once this thread's work on its devices is done: calls will use other streams."""
-    wait_for_own({tensor.device for tensor in (*model.parameters(), *model.buffers())})
+    wait_for({tensor.device for tensor in (*model.parameters(), *model.buffers())}, own=True)
     return model
 
 
@@ -104,7 +103,7 @@ def retire(model: torch.nn.Module) -> None:
 
 
 def _let_go(tensors: list[torch.Tensor], devices: set[torch.device]) -> None:
-    wait_for_all(devices)
+    wait_for(devices)
     tensors.clear()
 
 
