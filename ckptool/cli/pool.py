@@ -350,7 +350,7 @@ class FileWriters:
                 if isinstance(answer, _HowFar):
                     tell(job.number, *answer)
                 else:
-                    tell(job.number, answer.nbytes, answer.nbytes if job.verifies else 0)
+                    tell(job.number, job.nbytes, job.nbytes if job.verifies else 0)
                     yield answer
 
 

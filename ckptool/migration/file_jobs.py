@@ -67,8 +67,6 @@ class Written(NamedTuple):
     """The result of a job: plain data."""
 
     number: int
-    name: str
-    nbytes: int
     readers: list[str]
     """Names of the libraries that read it back."""
     compared: list[int]
@@ -130,7 +128,7 @@ class Opened(Closing):
         pieces = [payload.pieces() for payload in file.payloads]
         compared = [number for number, one in enumerate(pieces) if one is not None and one.is_compared]
         lost = casting.errors if casting else {}
-        return Written(job.number, file.name, file.nbytes, list(writing.readers), compared, lost, versions, starts)
+        return Written(job.number, list(writing.readers), compared, lost, versions, starts)
 
     def _compare(self) -> Versions:
         """Return the versions of the files that were opened; raise SourceChanged if they are not the planned ones."""
