@@ -352,7 +352,6 @@ class _Work:
         return replace(
             plan,
             files=[*written, file_of_bytes(NAME, index(entries, files))],
-            is_folder=True,
             packed={one.name for one in entries if one.tensor is not None},
             cut=self._partly,
             pickles=tuple(one.items[0].pickled for one in values),

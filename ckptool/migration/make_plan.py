@@ -64,12 +64,13 @@ def make_plan(
     tags = [changes.to or ""] if isinstance(changes.to, str | None) else dict.fromkeys(changes.to.values())
     mark_of_tags = "-".join(tags) if form not in ("safetensors", "dcp") else ""
     marks = [mark for mark in (changes.dtype, mark_of_tags) if mark]
-    target = (folder_path if changes.makes_folder else target_path)(dst, checkpoint, form, marks)
+    makes_folder, is_kept = changes.makes_folder, kept is not None
+    target = (folder_path if makes_folder else target_path)(dst, checkpoint, form, marks)
     trials = Trials(checkpoint.source.cancellation)
     names, wrappers = _name_changes(changes, trials)
     dtype, layout = str(changes.dtype or ""), kept or KeptLayout()
     casting = Casting(dtype, changes.keep_dtype, trials, saturate=changes.saturate) if dtype else None
-    plan = Plan(form, target, changes.to, names, casting=casting, keeps_layout=kept is not None, notes=notes)
+    plan = Plan(form, target, changes.to, makes_folder, names, casting=casting, keeps_layout=is_kept, notes=notes)
     is_whole_dcp = form == "dcp" and not _picks(changes) and merge is None  # a state dict, as DCP saves it
     is_whole_dcp &= checkpoint.traits.has_tree and nodes.mapping_pairs(checkpoint.root) is not None
     if changes.optimizer_names and not is_whole_dcp:
@@ -179,7 +180,6 @@ def _of_slices(plan: Plan, checkpoint: Checkpoint, weights: Weights, changes: Ch
         parts[0],
         parts=parts,
         files=[file for one in parts for file in one.files],
-        is_folder=True,
         expected=[pair for one in parts for pair in one.expected],
         pickles=tuple(pickled for one in parts for pickled in one.pickles),
         moves=(*plan.moves, *moves),

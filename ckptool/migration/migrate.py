@@ -206,8 +206,7 @@ def migrate_by(
             elsewhere = partial(hand_out, writers, src, dst, on_written, how.read_back)
         meter = Meter(how.read_back, plan.nbytes)
         writing = Writing(checkpoint, plan, asked, limits if how.verify else None, meter)
-        is_folder = plan.is_folder
-        with open_sink(plan.target, is_folder=is_folder, force=how.force, progress=on_written, mode=mode) as sink:
+        with open_sink(plan.target, is_folder=plan.is_folder, force=how.force, progress=on_written, mode=mode) as sink:
             nbytes = writing.run(sink, elsewhere)
             notes = (*planned.notes, *(plan.casting.notes if plan.casting else ()), *sink.notes)
     return planned._replace(

@@ -63,6 +63,7 @@ class Plan:
     target: str
     location: DeviceTags | None
     """The new device tags; None leaves the tags as they are."""
+    is_folder: bool
     names: NameChanges
     weights: Weights | None = None
     """None where everything is taken."""
@@ -75,7 +76,6 @@ class Plan:
     """Whether the source's own layout is kept: the plan edits the source, or a clone of it."""
     files: Sequence[OutFile] = ()
     """The last one makes the others a checkpoint."""
-    is_folder: bool = False
     expected: Sequence[tuple[str | None, TensorInfo]] = ()
     """The tensors that must be found in it, in order, with their names; None for a tensor nested in an entry."""
     parts: Sequence[Plan] = ()

@@ -114,7 +114,6 @@ def plan_weights(
         dropped=(*weights.dropped, *left_out, *(f"{METADATA}{key}" for key in gone)),
         metadata={key: text for key, text in new.items() if checkpoint.metadata.get(key) != text},
         files=files,
-        is_folder=most_nbytes is not None,
         expected=[(name, kept[name].info) for one in orders for name in one],
         packed=kept,
         header=packed[0][1],
