@@ -195,3 +195,10 @@ def test_the_default_device_of_the_caller_is_not_ours(
     assert not fresh.weight.is_meta
     assert fresh.weight.float().allclose(real.weight, atol=1e-3)
     assert not live.model.weight.is_meta
+
+
+def test_a_device_that_no_tensor_of_a_model_would_get_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.save(model.state_dict(), tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=r"the model has none.*model\.to\('meta'\)"):
+        ckptool.load_into(model, tmp_path / "x.pth", map_location="meta")

@@ -443,3 +443,15 @@ def test_no_call_meets_new_weights_before_the_hooks_have_run(commit: Commit) -> 
 
         assert calls[0].result(10) == [1, 1, 1]
     assert met_before == [commit == "swap"]  # to swap, no call waits
+
+
+def test_a_wrapped_model_with_a_hook_gets_the_names_of_its_wrapper(tmp_path: Path) -> None:
+    source, model = nn.Linear(2, 2), nn.DataParallel(nn.Linear(2, 2))
+    model.module._register_load_state_dict_pre_hook(lambda *_: None)
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+
+    report = ckptool.load_into(model, tmp_path / "x.pth")
+
+    assert torch.equal(model.module.weight, source.weight)
+    assert "--add-prefix module" in str(report)
+    assert report.own_loading == "a hook of Linear"

@@ -119,6 +119,12 @@ def test_what_cannot_be_cut_is_an_error_with_numbers(
         ckptool.load(tmp_path / "x.pth", shard=shard)
 
 
+def test_a_part_is_not_made_dense(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match="cannot be combined with shard="):
+        ckptool.load(tmp_path / "x.pth", shard={"*": (0, 0, 1)}, dequantize=True)
+
+
 def test_a_lazy_tensor_gives_boxes(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pth")
     with ckptool.open_checkpoint(tmp_path / "x.pth") as checkpoint:
