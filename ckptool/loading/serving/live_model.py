@@ -383,25 +383,23 @@ class LiveModel(Closing):
         checkpoint.check_unchanged()
         digest = _digest(checkpoint, found, {id(one.info): staged[name] for name, one in sources.items()}, limits)
         refuse_overflows_in(self.model, staged)
-        self._ask(staged, limits.cancellation)
-        return digest
-
-    def _ask(self, weights: Mapping[str, torch.Tensor], cancellation: Cancellation | None) -> None:
-        """Raise UnsupportedFeature if new weights have NaN or infinities, or the caller does not accept them."""
         if not self._allow_nan:
-            in_own_thread(lambda: _refuse_nan(weights, cancellation))
+            in_own_thread(lambda: _refuse_nan(staged, limits.cancellation))
         accept = self._accept
+        if accept is None:
+            return digest
         try:
-            answer = None if accept is None else in_own_thread(lambda: accept(weights))
+            answer = in_own_thread(lambda: accept(staged))
             is_refused, why = answer is not None and not answer, f"it returned {answer!r}"
         except CkptoolError:
             raise
         except Exception as error:  # noqa: BLE001 - it may raise anything
             is_refused, why = True, str(error)
-        if accept is not None and not self._allow_nan:
-            in_own_thread(lambda: _refuse_nan(weights, cancellation))  # it may have written to them
+        if not self._allow_nan:
+            in_own_thread(lambda: _refuse_nan(staged, limits.cancellation))  # it may have written to them
         if is_refused:
             raise UnsupportedFeature(f"accept= refuses the weights: {why}", kind="not-accepted")
+        return digest
 
     def _placed(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return weights for tensors on the meta device, on the device and of the type that the caller chose."""
