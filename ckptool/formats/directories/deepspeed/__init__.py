@@ -188,11 +188,7 @@ class Reader(FolderTree):
         """
         model = self.model(models[min(models)])
         if not optims:
-            if _is_partitioned(model):
-                world = model.number("dp_world_size") or 1
-                raise _missing_files(inside, "*_optim_states.pt", world, 0, "The values of the parameters are in them.")
-            if model.groups is not None:
-                self.remarks.append(_without_masters(inside, model))
+            self.remarks += _without_optims(inside, model)
             return Engine(self.folder.cancellation, [model], [])
         first = OptimStates(optims[min(optims)], self.open(optims[min(optims)]))
         world = max(first.counts) if first.counts else max(optims) + 1
@@ -254,11 +250,28 @@ class Reader(FolderTree):
         return parsed
 
 
-def _is_partitioned(model: ModelStates) -> bool:
-    """Return whether ``module`` has stubs in place of the parameters, as stage 3 leaves them."""
-    empty = {name for name, info in (model.module or {}).items() if not info.numel}
+def _without_optims(inside: str, model: ModelStates) -> Iterator[Remark]:
+    """
+    Yield a remark on the weights where the files of the optimizer are missing.
+
+    Raises:
+        FileUnavailable: The weights were in them.
+    """
+    module = model.module or {}
+    empty = {name for name, info in module.items() if not info.numel}  # stubs that stage 3 leaves of parameters
     groups = (*(model.groups or []), model.frozen)
-    return any(name in empty and prod(shape) for group in groups for name, shape in group.items())
+    if any(name in empty and prod(shape) for group in groups for name, shape in group.items()):
+        world = model.number("dp_world_size") or 1
+        raise _missing_files(inside, "*_optim_states.pt", world, 0, "The values of the parameters are in them.")
+    there = f" in {inside!r}" if inside else f" beside {model.name!r}"
+    whose = f"those of module in {model.name!r}" if model.module is not None else "as the files of the layers have them"
+    what = f"no *_optim_states.pt{there}: the weights are {whose}"
+    narrow = {info.dtype.name for info in module.values()}.intersection(NARROW)
+    if model.groups is not None and narrow:
+        hint = "Copy the folder again, with these files; or take what the model computed with, `weights='module'`."
+        yield Remark("CK159", f"{what}, rounded to {some(sorted(narrow))}", hint)
+    elif model.groups is not None:
+        yield Remark("CK166", f"{what}; training cannot go on as it was", "Copy the folder again, if it is to.")
 
 
 def _other_settings(model: ModelStates, optim: OptimStates) -> Iterator[Remark]:
@@ -293,17 +306,6 @@ def _of_other_ranks(engine: Engine) -> Iterator[Remark]:
     if wrong:
         what = f"{files[wrong[0]].name!r} names other parameters than those whose place is in it"
         yield Remark("CK148", what, ANOTHER_SAVE)
-
-
-def _without_masters(inside: str, model: ModelStates) -> Remark:
-    there = f" in {inside!r}" if inside else f" beside {model.name!r}"
-    whose = f"those of module in {model.name!r}" if model.module is not None else "as the files of the layers have them"
-    what = f"no *_optim_states.pt{there}: the weights are {whose}"
-    narrow = {info.dtype.name for info in (model.module or {}).values()}.intersection(NARROW)
-    if not narrow:
-        return Remark("CK166", f"{what}; training cannot go on as it was", "Copy the folder again, if it is to.")
-    hint = "Copy the folder again, with these files; or take what the model computed with, `weights='module'`."
-    return Remark("CK159", f"{what}, rounded to {some(sorted(narrow))}", hint)
 
 
 def _missing_files(inside: str, what: str, needed: int, actual: int, hint: str) -> FileUnavailable:
