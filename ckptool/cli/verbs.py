@@ -131,7 +131,7 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
             "is an object with all about a file",
             ("table_format", "limit", "columns", "show_source", "show_skeleton", "show_metadata", *_TREE),
         ),
-        ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
+        ("quiet", "leaves the list out", (*_PATTERNS, "limit", "columns", "sort", *_TREE)),
         ("tree", "has no columns", ("columns",)),
         ("depth", "makes a tree, which has no columns", ("columns",)),
     ),
@@ -139,8 +139,7 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
         ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
         ("explain", "explains a message", _OF_FILES),
         ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "quiet", "show_globals", "digest")),
-        ("as_json", "is an object with all about a file", ("quiet",)),
-        ("brief", "is a line for each file", ("show_globals",)),
+        ("brief", "is a line for each file", ("show_globals", "digest")),
     ),
     "diff": (
         ("no_values", "leaves the values out", ("rtol", "atol", "stat")),
@@ -148,8 +147,11 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     ),
     "stat": (("as_json", "is an object with all about a file", ("table_format", "limit")),),
     "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
+    "merge": (("average", "takes every name as it is", ("allow_unmatched", "scale")),),
 }
 """By verb: an option, what it does, and the options that then have no effect."""
+_FOR_PROGRAMS: Final = ("as_json", "is for programs, and has everything", ("brief", "quiet"))
+"""The same for every verb."""
 
 # fmt: off
 EXAMPLES: Final = {
@@ -314,9 +316,12 @@ def _refuse_useless_options(context: click.Context) -> None:
         and given.keys().isdisjoint(("as_json", "as_sarif"))
     ):
         raise click.UsageError("-o takes what --json and the like print: give one of them, too.")
-    if "output" in given and not {"as_json", "as_sarif"} <= given.keys():  # the text is printed, too
-        given = {name: option for name, option in given.items() if name not in ("as_json", "as_lines", "as_sarif")}
-    for owner, does, others in _IDLE.get(context.command.name or "", ()):
+    if (
+        "output" in given and not {"as_json", "as_sarif"} <= given.keys()
+    ):  # the text is printed, too, and OUT has digests
+        in_both = ("as_json", "as_lines", "as_sarif", "digest")
+        given = {name: option for name, option in given.items() if name not in in_both}
+    for owner, does, others in (_FOR_PROGRAMS, *_IDLE.get(context.command.name or "", ())):
         idle = next((name for name in others if name in given and name != owner), None) if owner in given else None
         if idle is not None:
             raise click.UsageError(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")

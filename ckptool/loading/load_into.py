@@ -244,12 +244,14 @@ def tied_apart(model: torch.nn.Module, taken: Mapping[str, LazyTensor], *, stric
     """
     own = model_tensors(model)
     apart = tuple(ties_with_two_values(taken, {name: own[name] for name in taken if name in own}))
-    if apart and strict:
+    is_one = all(own[kept] is own[name] for kept, name in apart)  # of two that overlap, either may be written last
+    if apart and (strict or not is_one):
         pairs = some([f"{kept} and {name}" for kept, name in apart])
+        last = "say ckptool.load_into(model, path, strict=False): then the last name's value counts"
         raise WeightsMismatch(
             f"the model ties names for which the file has different values: {pairs}",
             kind="tied-values",
-            hint="Untie them, or say ckptool.load_into(model, path, strict=False): then the last name's value counts.",
+            hint=f"Untie them, or {last}." if is_one else "Untie them: each needs memory of its own.",
         )
     return apart
 

@@ -102,21 +102,23 @@ def save(
     if like is None and (missing != "refuse" or allow_new):
         raise ValueError("missing and allow_new are about names of like, and there is no like")
     how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
-    target, notes = os.fspath(path), tuple[str, ...]()
-    with _alone(state, limits) if like is None else open_checkpoint(os.fspath(like), limits=limits) as made:
+    target, notes, given = os.fspath(path), dict[str, None](), CallerTensors()
+    with _alone(state, given, limits) if like is None else open_checkpoint(os.fspath(like), limits=limits) as made:
         if like is not None:
             with about(made.path):
-                replacing = _Replacing(made, state, asked, target, missing, allow_new, limits)
+                replacing = _Replacing(made, state, given, asked, target, missing, allow_new, limits)
                 replacing.compare()
-                made, notes = replacing.edited(), tuple(replacing.notes)
+                made, notes = replacing.edited(), replacing.notes
             asked = asked._replace(key=None, weights="auto")
         report = migrate_by(None, os.fspath(like or _NAME), target, asked, how, opened=made)
+    if given.with_attributes:
+        notes[f"attributes of {some(list(map(repr, given.with_attributes)))} are not written"] = None
     return report._replace(notes=(*report.notes, *notes))
 
 
-def _alone(state: Mapping[str, Any], limits: Limits) -> Checkpoint:
+def _alone(state: Mapping[str, Any], given: CallerTensors, limits: Limits) -> Checkpoint:
     """Return a checkpoint in memory that has only this state dict."""
-    builder, given = TreeBuilder(limits), CallerTensors()
+    builder = TreeBuilder(limits)
     root = Call(Global("collections", "OrderedDict"), ())
     root.pairs = [
         (str.__str__(name), _node(name, value, given, builder, is_inside=name.endswith("_extra_state")))
@@ -172,6 +174,7 @@ class _Replacing:
         self,
         checkpoint: Checkpoint,
         state: Mapping[str, Any],
+        given: CallerTensors,
         changes: Changes,
         target: str,
         missing: Missing,
@@ -195,7 +198,7 @@ class _Replacing:
         self._changes = changes
         self._missing, self._allow_new = missing, allow_new
         self._limits = limits
-        self._given = CallerTensors()
+        self._given = given
         self._own = prepare(checkpoint, chosen, NameChanges())
         self._unknown = object()
         """Stands for objects that cannot be compared, in entries that are not tensors."""

@@ -53,6 +53,7 @@ def target_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     suffix = ".safetensors" if form == "safetensors" else suffix if suffix.lower() in TORCH_SUFFIXES else ".pth"
     if dst is not None:
         return below(dst, os.path.basename(stem) + suffix)
+    _refuse_open_file(stem)
     done: list[str] = [form] if form in ("state_dict", "model") else []
     done += [mark.replace(":", "") for mark in marks]
     path = ".".join((stem, *done)) + suffix
@@ -65,6 +66,7 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
     """Return the path of a folder to write: ``dst``, or one beside the source."""
     kind = "dcp" if form == "dcp" else "shards"
     if dst is None:
+        _refuse_open_file(checkpoint.path)
         return ".".join((_stem(checkpoint)[0], *(mark.replace(":", "") for mark in marks), kind))
     if dst != form:
         _refuse_option(dst)
@@ -85,6 +87,13 @@ def folder_path(dst: str | None, checkpoint: Checkpoint, form: TargetForm, marks
             hint="Write to another folder.",
         )
     return path
+
+
+def _refuse_open_file(path: str) -> None:
+    """Raise MigrationRefused for the name that a system has for a file that is open: its folder holds no files."""
+    if re.match(r"/dev/std|/(dev|proc/[^/]+)/fd/", os.path.abspath(path)):
+        fact = f"{as_path(path)} is an open file, beside which nothing can be written"
+        raise MigrationRefused(fact, kind="no-name", hint="Name what is to be written.")
 
 
 def _stem(checkpoint: Checkpoint) -> tuple[str, str]:

@@ -40,6 +40,8 @@ class CallerTensors:
     def __init__(self) -> None:
         self._storages: dict[tuple[object, ...], StorageRef] = {}
         self._kept: list[object] = []  # keeps arrays alive, so that their ids stay unique
+        self.with_attributes: dict[str, None] = {}
+        """Names of tensors with attributes, which are not among their facts."""
 
     def info(self, name: str, value: object, location: str | None = None) -> TensorInfo | None:
         """
@@ -68,6 +70,8 @@ class CallerTensors:
             raise _unsupported(name, f"is a {cls.__module__}.{cls.__name__}")
         if tensor.is_nested or (layout != "strided" and layout not in SPARSE_PARTS):
             raise _unsupported(name, f"has the layout {'nested' if tensor.is_nested else layout}")
+        if vars(tensor):
+            self.with_attributes[name] = None
         info = self._of_plain(name, tensor.detach(), layout, location)
         kind: Kind | None = "parameter" if cls.__name__ == "Parameter" else None
         return info._replace(kind=kind, requires_grad=tensor.requires_grad)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module, invalidate_caches
+from operator import itemgetter
 from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -144,10 +145,40 @@ def codes_for_floats(taken: Iterable[tuple[LazyTensor, torch.Tensor | None]]) ->
 def ties_with_two_values(
     tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]
 ) -> list[tuple[str, str]]:
-    """Return pairs of names that a model ties, but for which a file has different values."""
+    """Return pairs of names that have one memory in a model, or overlap in it, but for which a file's values differ."""
     first: dict[int, str] = {}
     pairs = [(first.setdefault(id(place), name), name) for name, place in places.items() if name in tensors]
-    return [pair for pair in pairs if differ(*(tensors[name] for name in pair))]
+    apart = [pair for pair in pairs if differ(*(tensors[name] for name in pair))]
+    overlapping = _overlapping({name: places[name] for name in first.values()})
+    return [*apart, *(pair for pair in overlapping if _overwrites(*pair, tensors, places))]
+
+
+def _overlapping(places: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of names: in memory, one tensor begins between the first and the last element of the other."""
+    spans = []
+    for name, one in places.items():
+        is_plain = type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout == torch.strided
+        if is_plain and one.numel() and not (one.is_meta or one.is_quantized):
+            last = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True))
+            spans.append((str(one.device), one.data_ptr(), one.data_ptr() + last * one.itemsize, name))
+    open_spans: list[tuple[str, int, str]] = []
+    for device, begin, last, name in sorted(spans, key=itemgetter(0, 1)):  # of equal ones, the first stays first
+        open_spans = [one for one in open_spans if (device, begin) <= one[:2]]
+        yield from ((other, name) for _, _, other in open_spans)
+        open_spans.append((device, last, name))
+
+
+def _overwrites(first: str, second: str, tensors: Mapping[str, LazyTensor], places: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether writing a file's values to the second place changes those that were written to the first."""
+    one, other = places[first], places[second]
+    if one.dtype != other.dtype:
+        return True
+    memory = torch.empty(one.untyped_storage().nbytes() // one.itemsize, dtype=one.dtype)
+    one, other = (memory.as_strided(each.shape, each.stride(), each.storage_offset()) for each in (one, other))
+    one.copy_(tensors[first].torch())
+    before = one.clone()
+    other.copy_(tensors[second].torch())
+    return not torch.equal(one.reshape(-1).view(torch.uint8), before.reshape(-1).view(torch.uint8))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ nothing beside another is refused.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -142,6 +143,9 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
         (["inspect", A, "-q", "--tree"], "--tree"),
         (["inspect", A, "-q", "--limit", "1"], "--limit"),
         (["inspect", A, "-q", "--sort", "size"], "--sort"),
+        (["inspect", A, "-q", "--grep", "conv"], "--grep"),
+        (["inspect", A, "-q", "--include", "conv*"], "--include"),
+        (["inspect", A, "-q", "--json"], "--quiet"),
         (["inspect", A, "--json", "--limit", "1"], "--limit"),
         (["inspect", A, "--jsonl", "--columns", "name"], "--columns"),
         (["inspect", A, "--json", "--tree"], "--tree"),
@@ -162,19 +166,30 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
         (["check", A, "--sarif", "--jsonl"], "--jsonl"),
         (["check", A, "--sarif", "-b"], "--brief"),
         (["check", A, "-b", "--globals"], "--globals"),
+        (["check", A, "-b", "--digest"], "--digest"),
         (["diff", A, A, "--no-values", "--atol", "0.1"], "--atol"),
         (["diff", A, A, "--no-values", "--rtol", "0.1"], "--rtol"),
         (["diff", A, A, "--no-values", "--stat"], "--stat"),
         (["diff", A, A, "-q", "--stat"], "--stat"),
+        (["diff", A, A, "-q", "--json"], "--quiet"),
+        (["migrate", A, "--dry-run", "-b", "--jsonl"], "--brief"),
         (["stat", A, "--json", "--limit", "1"], "--limit"),
         (["stat", A, "--jsonl", "--table", "csv"], "--table"),
         (["migrate", A, "--in-place", "--no-reflink", "--dry-run"], "--no-reflink"),
+        (["merge", "--average", A, OLD, "-o", "m.pth", "--allow-unmatched"], "--allow-unmatched"),
+        (["merge", "--average", A, OLD, "-o", "m.pth", "--scale", "1"], "--scale"),
     ],
 )
 def test_an_option_with_nothing_to_do_is_refused_by_name(words: list[str], idle: str) -> None:
     done = run(*words, code=2)
     assert f"{idle}" in done.stderr
     assert "would do nothing. Give one of them." in done.stderr
+
+
+@each("verb", ["inspect", "check"])
+def test_a_line_for_each_file_may_stand_beside_json_with_digests(verb: str, tmp_path: Path) -> None:
+    run(verb, A, "-b", "--digest", "--json", "-o", tmp_path / "found.json")
+    assert json.loads((tmp_path / "found.json").read_text("utf-8"))["digest"].startswith("sha256:")
 
 
 @each("word", ["CK205", "code", "system"])

@@ -99,6 +99,41 @@ def test_two_values_for_what_a_model_ties_are_refused(own: bool, caplog: pytest.
     assert not model.a.weight.any()
 
 
+class Shared(nn.Module):
+    def __init__(self, kind: str, own: bool = False) -> None:
+        super().__init__()
+        memory = torch.zeros(3, 4, device=where.device)
+        self.a, self.b = nn.Parameter(memory), nn.Parameter(PARTS[kind](memory))
+        if own:
+            self.register_load_state_dict_pre_hook(lambda *given: None)
+
+
+PARTS: dict[str, Any] = {"transposed": torch.t, "a part": lambda memory: memory[1:], "same": lambda memory: memory}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["plain", "own"])
+@pytest.mark.parametrize("kind", PARTS)
+def test_two_values_for_memory_that_parameters_share_are_refused(kind: str, own: bool) -> None:
+    values = Shared(kind)
+    values.a.data.copy_(torch.arange(12.0).reshape(3, 4))
+    model = Shared(kind, own)
+    ckptool.load_into(model, saved(values.state_dict()))
+    assert_same(model.state_dict(), values.state_dict())
+
+    other = saved({"a": values.a.detach(), "b": values.b.detach() + 1})
+    for strict in (True, False):
+        with pytest.raises(ckptool.WeightsMismatch, match="different values: a and b"):
+            ckptool.load_into(model, other, strict=strict)
+    assert_same(model.state_dict(), values.state_dict())
+
+
+def test_columns_of_one_matrix_share_no_memory() -> None:
+    model, both = nn.Module(), torch.zeros(3, 4, device=where.device)
+    model.a, model.b = nn.Parameter(both[:, :2]), nn.Parameter(both[:, 2:])
+    assert ckptool.load_into(model, saved({"a": torch.ones(3, 2), "b": torch.full((3, 2), 2.0)})).loaded == 2
+    assert both.tolist() == [[1, 1, 2, 2]] * 3
+
+
 I64, F32 = torch.int64, torch.float32
 KINDS: list[tuple[Any, torch.dtype, torch.dtype, str | None]] = [
     (100001, I64, torch.float16, "100001"),

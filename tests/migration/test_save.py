@@ -366,3 +366,14 @@ def test_dropping_what_scales_a_quantised_weight_is_refused_as_by_migrate(tmp_pa
 def test_what_is_about_an_original_needs_one(options: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no like"):
         ckptool.save({"w": torch.ones(2)}, tmp_path / "a.pth", **options)
+
+
+@pytest.mark.parametrize("like", [False, True])
+def test_attributes_of_a_tensor_are_left_out_and_named(like: bool, tmp_path: Path) -> None:
+    state: Any = {"a": torch.ones(2), "b": nn.Parameter(torch.ones(2))}
+    torch.save(dict(state), tmp_path / "old.pth")
+    state["a"].note, state["b"].note = "x", 3
+    old = tmp_path / "old.pth" if like else None
+
+    assert "attributes of 'a', 'b' are not written" in ckptool.save(state, tmp_path / "new.pth", old).notes
+    assert torch_load(tmp_path / "new.pth").keys() == state.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import ckptool
 from tests.build import index_of_shards, safetensors, zip_file
 from tests.each import each
+from tests.missing import on_windows
 from tests.program import invoke
 
 
@@ -146,3 +148,15 @@ def test_a_suffix_of_two_parts_is_one(name: str, expected: str, source: Path) ->
     # Without its second part, the name is another file's.
     (source / "kept").mkdir()
     assert ckptool.migrate(source / name, source / "kept").target == str(source / "kept" / expected.replace(".cpu", ""))
+
+
+@on_windows("no file has a name by its number")
+@each(("folder", "options"), [("/dev", {}), ("/proc/self", {}), ("/dev", {"max_shard_size": "5GB"})])
+def test_the_name_of_an_open_file_is_none_for_its_result(folder: str, options: Any, source: Path) -> None:
+    with (source / "model.pth").open("rb") as file:
+        path = f"{folder}/fd/{file.fileno()}"
+        if not Path(path).exists():
+            pytest.skip(f"{folder}/fd is not there")
+        with pytest.raises(ckptool.MigrationRefused, match="is an open file, beside which nothing can be written"):
+            ckptool.migrate(path, dry_run=True, **options)
+        assert ckptool.migrate(path, "named", dry_run=True, **options).target == "named"
