@@ -126,6 +126,7 @@ def checksums_of_file(
     The ranges must be in order and disjoint. Every byte of the source is read once: large ranges by several threads,
     the rest in one pass; if there is a ``watch``, all bytes in order, and it is called with each piece.
     """
+    # A watch has to meet all bytes in order, so threads would have nothing to do.
     large = [] if watch is not None else [bounds for bounds in ranges if bounds[1] - bounds[0] >= WORTH_A_THREAD]
     ahead = ReadAhead(source)
 

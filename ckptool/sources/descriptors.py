@@ -97,7 +97,7 @@ class Descriptor:
     def __exit__(self, *_: object) -> None:
         with POOL.lock:
             self.users -= 1
-        if self.is_closed:
+        if self.is_closed:  # what was done in the block may have met another file that got the number
             raise ValueError(CLOSED)
 
     def _opened_again(self) -> int:

@@ -53,6 +53,8 @@ class Listing:
         if known is not None and known.nbytes >= nbytes:
             return known[:nbytes]
         found = fetch()
+        # Nothing is dropped to make space: each layout reads the files in the same order, so dropping the oldest would
+        # drop just what the next layout asks for first.
         with self._lock:
             if key not in self._beginnings and found.nbytes <= self._room:
                 self._beginnings[key] = found

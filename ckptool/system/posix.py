@@ -370,12 +370,7 @@ def sync_folder(path: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.EOPNOTSUPP,
-            errno.EACCES,
-            errno.ENOTSUP,
-        ):
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.ENOTSUP):
             raise
     finally:
         os.close(fd)
@@ -393,10 +388,7 @@ def copy_attributes(fd: int, path: str, status: os.stat_result) -> None:
 
     Do nothing on Windows, where it has the access control list of its folder.
     """
-    for owner, group in (
-        (-1, status.st_gid),
-        (status.st_uid, -1),
-    ):  # only root may be allowed to
+    for owner, group in ((-1, status.st_gid), (status.st_uid, -1)):  # only root may be allowed to
         with suppress(OSError):
             os.fchown(fd, owner, group)
     if sys.platform == "linux":
@@ -536,12 +528,7 @@ def quoted(word: str) -> str:
 
 def command_for(what: str, path: str) -> str | None:
     """Return the command that lets this user "read", "enter" or "write" a path, or that can "remove" it; or None."""
-    words = {
-        "read": "chmod u+r",
-        "enter": "chmod u+rx",
-        "write": "chmod u+w",
-        "remove": "rm",
-    }
+    words = {"read": "chmod u+r", "enter": "chmod u+rx", "write": "chmod u+w", "remove": "rm"}
     return f"{words[what]} -- {quoted(path)}"
 
 
