@@ -139,6 +139,7 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
         ("list_codes", "lists codes, and looks into no file", ("files", "explain", *_OF_FILES)),
         ("explain", "explains a message", _OF_FILES),
         ("as_sarif", "is one form of output", ("as_json", "as_lines", "brief", "quiet", "show_globals", "digest")),
+        ("as_json", "is an object with all about a file", ("quiet",)),
         ("brief", "is a line for each file", ("show_globals", "digest")),
     ),
     "diff": (
@@ -150,8 +151,6 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "merge": (("average", "takes every name as it is", ("allow_unmatched", "scale")),),
 }
 """By verb: an option, what it does, and the options that then have no effect."""
-_FOR_PROGRAMS: Final = ("as_json", "is for programs, and has everything", ("brief", "quiet"))
-"""The same for every verb."""
 
 # fmt: off
 EXAMPLES: Final = {
@@ -308,25 +307,25 @@ def _refuse_useless_options(context: click.Context) -> None:
         if one.name and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
     }
     if "as_json" in given and "as_lines" in given:
-        raise click.UsageError("--json and --jsonl are two forms: give one of them.")
+        context.fail("--json and --jsonl are two forms: give one of them.")
     given |= {"as_json": given["as_lines"]} if "as_lines" in given else {}
     if (
         "output" in given
         and "as_lines" in (one.name for one in context.command.params)
         and given.keys().isdisjoint(("as_json", "as_sarif"))
     ):
-        raise click.UsageError("-o takes what --json and the like print: give one of them, too.")
+        context.fail("-o takes what --json and the like print: give one of them, too.")
     if (
         "output" in given and not {"as_json", "as_sarif"} <= given.keys()
     ):  # the text is printed, too, and OUT has digests
         in_both = ("as_json", "as_lines", "as_sarif", "digest")
         given = {name: option for name, option in given.items() if name not in in_both}
-    for owner, does, others in (_FOR_PROGRAMS, *_IDLE.get(context.command.name or "", ())):
+    for owner, does, others in _IDLE.get(context.command.name or "", ()):
         idle = next((name for name in others if name in given and name != owner), None) if owner in given else None
         if idle is not None:
-            raise click.UsageError(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")
+            context.fail(f"{given[owner]} {does}: {given[idle]} would do nothing. Give one of them.")
     if "no_fold" in given and given.keys().isdisjoint(("tree", "depth")):
-        raise click.UsageError("--no-fold is about the tree: give --tree, too.")
+        context.fail("--no-fold is about the tree: give --tree, too.")
 
 
 class Verbs(Command, click.Group):
