@@ -228,7 +228,8 @@ def _decompress(
         if kind.name in _OF_LZMA and "memory usage limit" in str(error).lower():
             fact = f"the {kind.name} file needs more than {_XZ_MEMORY:,} bytes of memory to be unpacked"
             raise LimitExceeded(fact, actual=_XZ_MEMORY) from error
-        raise MalformedFile(f"the {kind.name} file cannot be unpacked: {error}", kind=f"damaged-{kind.name}") from error
+        what = "ambiguous" if "header" in str(error) and kind is GZIP else "damaged"  # Python does not look at these
+        raise MalformedFile(f"the {kind.name} file cannot be unpacked: {error}", kind=f"{what}-{kind.name}") from error
     if not unpacker.eof:
         fact = f"the {kind.name} file is truncated after {len(output):,} unpacked bytes"
         raise MalformedFile(fact, kind=f"truncated-{kind.name}", hint="Download the file again.")

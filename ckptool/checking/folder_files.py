@@ -7,10 +7,9 @@ They matter because loaders of frameworks read such files, too.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from ckptool.archives.compressed import CUT
@@ -22,7 +21,6 @@ from ckptool.errors import Failure, FileUnavailable, NotACheckpoint, UnknownForm
 from ckptool.formats import folder_source, open_checkpoint, other_programs
 from ckptool.formats.runnable import Survey
 from ckptool.formats.runnable.pickle_search import Search
-from ckptool.formats.runnable.programs import of_settings
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import counted, some
 from ckptool.sources.descriptors import LINK
@@ -39,7 +37,6 @@ _MOST_FOLDERS = 10_000
 _KNOWN = frozenset(("leftover", "incomplete"))
 """Roles that have findings of their own."""
 _MOST_BESIDE = 64
-_LONGEST_SETTINGS = 4 << 20
 
 
 class Neighbours(NamedTuple):
@@ -102,13 +99,32 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
                 names.append(name)
                 if _identity(os.path.join(folder.path, name)) not in known:
                     found.append((name, _of_file(folder, name, limits)))
-            for name, what, why in other_programs.among(dict.fromkeys(names), folder.head):
-                search = Search(DEFAULT_LIMITS)  # programs that loaders run by the names of files, or by settings
-                search.foreign("", [("", what, why)])
-                found.append((name, search.survey()))
+            # programs that loaders run by the names of files, or by settings
+            programs = other_programs.among(dict.fromkeys(names), folder.head)
+            found += ((one[0], _of_program(one)) for one in programs)
     except Failure as error:
         found.append(("", Survey(unseen=(error.message,))))
     return Neighbours(shown_path(path), [(name, one) for name, one in found if one != Survey()], passed)
+
+
+def _of_program(known: other_programs.Known) -> Survey:
+    search = Search(DEFAULT_LIMITS)
+    search.foreign("", [("", *known[1:])])
+    return search.survey()
+
+
+def of_name(path: str, limits: Limits) -> Survey:
+    """Return what loaders of the folder run because of a file of this name, or because of what it says."""
+    folder, last = os.path.split(os.path.abspath(path))
+    above, own = os.path.split(folder)
+    for place, name in ((folder, last), (above, f"{own}/{last}")):
+        if other_programs.is_telling(name):
+            with closing(folder_source(place, limits.cancellation)) as source:
+                names = [name, *filter(None, islice(_names(source, []), _MOST_FILES))]
+                if not name.endswith(".py") or any(map(is_likely, names)):
+                    programs = other_programs.among(dict.fromkeys(names), source.head)
+                    return merged([("", _of_program(one)) for one in programs if one[0] == name])
+    return Survey()
 
 
 def unreadable(checkpoint: Checkpoint, limits: Limits) -> Iterator[tuple[Finding, bool]]:
@@ -141,12 +157,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     try:
         with closing(folder.detached(name)) as source:
             if source.nbytes:
-                if what := other_programs.in_content(name, source):
-                    search.miss(what)
-                if name.endswith(other_programs.NEMO):
-                    text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
-                    deque(map(search.keep, of_settings(text, "")), maxlen=0)
-                search.anything(source)
+                safety.search_file(search, name, source)
                 search.in_text(source)
     except FileUnavailable as error:
         if error.kind != LINK and error.kind != "missing":

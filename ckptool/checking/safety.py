@@ -33,6 +33,7 @@ from ckptool.pickles.reader import gc_paused, read_as_far
 from ckptool.pickles.weights_only import is_allowed
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.paths import is_remote
+from ckptool.sources.source import Source
 from ckptool.tensors.tensor import storage_id
 
 _OF_PROGRAMS: Final = (".py", ".debug_pkl")
@@ -51,6 +52,7 @@ _ENDS_OF_MODULES: Final = (".py", ".pyc", ".so", ".pyd")
 _IS_INIT: Final = re.compile(r"__init__\..*(?:py|pyc|so|pyd)").fullmatch
 _IS_MODULE: Final = re.compile(r"[\w.-]+").fullmatch
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
+_LONGEST_SETTINGS: Final = 4 << 20
 _SHORT: Final = 64
 _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """Small members of a zip of ``torch.save`` match this: too little for a pickle that does something."""
@@ -181,9 +183,7 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, *, glances: b
     search = Search(limits, modules_beside(getattr(source, "path", None)))
     try:
         with gc_paused():
-            if what := other_programs.in_content(str(origin) if isinstance(origin, str | os.PathLike) else "", source):
-                search.miss(what)
-            search.anything(source)
+            search_file(search, str(origin) if isinstance(origin, str | os.PathLike) else "", source)
             if not glances:
                 search.in_text(source)
     except Failure as error:
@@ -197,6 +197,19 @@ def survey_origin(origin: Origin, limits: Limits = DEFAULT_LIMITS, *, glances: b
         acts=tuple(act for act in found.acts if act.record.startswith(member)),
         names=tuple(name for name in found.names if name.record.startswith(member)),
     )
+
+
+def search_file(search: Search, name: str, source: Source) -> None:
+    """Search a file of any kind, which may be settings of NeMo, or a program of another kind."""
+    if what := other_programs.in_content(name, source):
+        search.miss(what)
+    if name.endswith(other_programs.NEMO):
+        from ckptool.formats.runnable.programs import of_settings  # few files are
+
+        text = str(source.read(0, min(source.nbytes, _LONGEST_SETTINGS)), "utf-8", "replace")
+        for act in of_settings(text, ""):
+            search.keep(act)
+    search.anything(source)
 
 
 def may_be_pickle(origin: Origin) -> bool:

@@ -7,7 +7,10 @@ They are recognised by their first bytes, words in their text, or their names. N
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from posixpath import normpath
 from typing import Final, TypeAlias
 
 from ckptool.errors import Failure
@@ -30,25 +33,43 @@ _OF_KERAS: Final = b"model_config"
 """The attribute of a whole model, which files of weights alone lack."""
 _KERAS: Final = "a Keras model, whose loader may run code in it"
 _TAGS: Final = "settings with tags that a loader may call"
+_LINE_END: Final = re.compile(r"\r\n?|[\x85\u2028\u2029]")
+_COMMENT: Final = re.compile(r"^[ \t]*#[^\n\"']*$", re.MULTILINE)
+"""A line with a quotation mark may be in a text that has several lines, and ends there."""
+_CHARACTER: Final = re.compile(r"\\(?:x|u00|U0{6})([0-9A-Fa-f]{2})|\\\n[ \t]*")
+"""In a quoted text: a character by its number, or a line that continues."""
+_PERCENT: Final = re.compile(r"%([0-9A-Fa-f]{2})")
 _TAG: Final = re.compile(
-    rb"yaml\.org,2002:python|^%TAG|!(?:<!)?(?:apply(?:ref)?|new|name|module):"
-    rb"|!!?python/(?!(?:none|bool|str|unicode|bytes|int|long|float|complex|list|tuple|dict)(?![\w/:.]))",
+    r"yaml\.org,2002:python|^%TAG|!(?:<!)?(?:apply(?:ref)?|new|name|module):"
+    r"|!!?python/(?!(?:none|bool|str|unicode|bytes|int|long|float|complex|list|tuple|dict)(?![\w/:.]))",
     re.MULTILINE,
 )
-_TARGET: Final = re.compile(rb"(?<!\w)_target_[\"']?\s*:")
-_NUMBERED: Final = re.compile(rb"\\(?:x|u00)([0-7][0-9A-Fa-f])")
-"""A character of a string in YAML or JSON by its number."""
+
+
+def _key(name: str) -> str:
+    """Return the pattern of a key of YAML; a text with an anchor or a tag may become one elsewhere."""
+    return rf"(?:(?<!\w){name}[\"']?\s*(?:#[^\n]*\n\s*)*:|[&!]\S*\s+[\"']?{name}(?!\w))"
+
+
+_TARGET: Final = re.compile(_key("_target_"))
+_TARGET_ANYWHERE: Final = re.compile(r"(?<!\w)_target_(?!\w)")
+_OF_MLFLOW: Final = re.compile(
+    r"loader_module(?![\"']?[ \t]*:[ \t]+[\"']?mlflow\.[\w.]+[\"']?[ \t]*(?:[,}\n]|$))"
+    rf"|(?:model_code_path|{_key('code')})(?![\"']?[ \t]*:?[ \t]*(?:null|~)?[ \t]*(?:[,}}\n]|$))"
+)
+"""What is more than a loader of MLflow's own without code in the folder."""
 NEMO: Final = "model_config.yaml"
 """The settings from which NeMo makes a model; for what they call, see ``programs.of_settings``."""
 _SQLITE: Final = b"SQLite format 3\0"
-_COMMENT: Final = re.compile(rb"^[ \t]*#[^\r\n]*", re.MULTILINE)
-_PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
-_LOADER: Final = re.compile(rb"loader_module[\"']?\s*:\s*[\"']?(?!mlflow\.)\w|model_code_path[\"']?\s*:\s*(?!null)\S")
 _CONFIG: Final = re.compile(r"(?:\w+_)?config(?:_\w+)?\.json|modules\.json|model_index\.json")
-_MENTION: Final = re.compile(r'"([\w./-]+--)?((?:\w+\.)+)([A-Za-z_]\w*)"')
-_COMPONENT: Final = re.compile(r'\[\s*"(\w+)"\s*,\s*"\w+"\s*\]')
-_ESCAPE: Final = re.compile(r"\\u00([0-7][0-9A-Fa-f])")
+_STRING: Final = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_IS_STRING: Final = re.compile(rf"({_STRING})", re.DOTALL)
+_COMPONENT: Final = re.compile(rf"\[\s*({_STRING})\s*,\s*{_STRING}\s*\]", re.DOTALL)
+_CLASS: Final = re.compile(r"([\w./-]+--)?(.+)\.([^\W\d]\w*)", re.DOTALL)
 _PY: Final = ".py"
+_SCRIPTS: Final = ("handler.py", "custom_generate/generate.py")
+_MANIFEST: Final = "MAR-INF/MANIFEST.json"
+_WEIGHTS: Final = "model.weights.h5"
 
 
 def in_content(name: str, source: Source) -> str | None:
@@ -62,14 +83,14 @@ def in_content(name: str, source: Source) -> str | None:
         return "a TensorFlow SavedModel, whose graph is a program"
     if source.read(0, min(len(_SQLITE), source.nbytes)) == _SQLITE:
         return "a database of SQLite, whose values may be pickles"
-    if last.endswith((".yaml", ".yml", ".json")) and not last.endswith(NEMO) and _names_targets(source):
+    is_yaml = last.endswith((".yaml", ".yml")) and not last.endswith(NEMO)
+    if (is_yaml or last.endswith(".json")) and _names_targets(source):
         return "settings that name what a loader calls (_target_)"
-    if last == "mlmodel" or last.endswith((".yaml", ".yml")):
-        text = source.read(0, min(source.nbytes, _MOST_READ)).replace(b"\0", b"")  # of UTF-16
-        text = _PERCENT.sub(lambda one: bytes([int(one[1], 16)]), _COMMENT.sub(b"", text))
+    if is_yaml or last == "mlmodel":
+        text = uncommented(_decoded(source.read(0, min(source.nbytes, _MOST_READ))))
         if last == "mlmodel":
-            return "an MLflow model with a loader of its own" if _LOADER.search(text) else None
-        if _TAG.search(text):
+            return "an MLflow model with code or a loader of its own" if _OF_MLFLOW.search(text) else None
+        if _TAG.search(_PERCENT.sub(lambda one: chr(int(one[1], 16)), text)):
             return _TAGS
         return f"settings after {_MOST_READ:,} bytes" if source.nbytes > _MOST_READ else None
     places = _HDF5_AT if last.endswith(_OF_HDF5) else (0,)
@@ -83,12 +104,27 @@ def in_content(name: str, source: Source) -> str | None:
 
 def _names_targets(source: Source) -> bool:
     """Return whether settings have a key ``_target_``, by which Hydra calls functions, as far as they are searched."""
+    mention = _TARGET if source.nbytes <= _BLOCK else _TARGET_ANYWHERE  # a block may end within a key
     for at in range(0, min(source.nbytes, _MOST_SEARCHED), _BLOCK):
-        text = source.read(at, min(_BLOCK + _LONGEST, source.nbytes - at)).replace(b"\0", b"")  # of UTF-16
-        text = _NUMBERED.sub(lambda one: bytes([int(one[1], 16)]), text) if b"\\" in text else text
-        if b"_target_" in text and _TARGET.search(_COMMENT.sub(b"", text)):
+        if mention.search(uncommented(_decoded(source.read(at, min(_BLOCK + _LONGEST, source.nbytes - at))))):
             return True
     return False
+
+
+def _decoded(data: bytes) -> str:
+    is_wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    return str(data, "utf-16" if is_wide else "utf-8", "replace").removeprefix("\ufeff").replace("\0", "")
+
+
+def uncommented(text: str) -> str:
+    """Return YAML or JSON without lines of comments, and with characters in the place of their numbers."""
+    text = _COMMENT.sub("", _LINE_END.sub("\n", text))
+    return _CHARACTER.sub(lambda one: chr(int(one[1] or "0", 16)).strip("\0"), text) if "\\" in text else text
+
+
+def is_telling(name: str) -> bool:
+    """Return whether a loader may run code because of a file of this name in a folder: see ``among``."""
+    return name in (*_SCRIPTS, _MANIFEST, _WEIGHTS) or _CONFIG.fullmatch(name) is not None
 
 
 def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator[Known]:
@@ -101,11 +137,11 @@ def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator
     for name in names:
         folder, _, last = name.rpartition("/")
         beside = f"{folder}/" if folder else ""
-        if name.endswith("MAR-INF/MANIFEST.json"):
+        if name.endswith(_MANIFEST):
             yield name, "an archive of TorchServe, whose handler is a program", None
-        elif last == "model.weights.h5" and f"{beside}config.json" in names:
+        elif last == _WEIGHTS and f"{beside}config.json" in names:
             yield name, _KERAS, None
-        elif name in ("handler.py", "custom_generate/generate.py"):
+        elif name in _SCRIPTS:
             yield name, name.removesuffix(_PY).replace("/", "."), SOURCE
         elif _CONFIG.fullmatch(last):
             try:
@@ -114,18 +150,27 @@ def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator
                 continue  # an error of reading is reported elsewhere
             if len(data) > _MOST_READ:
                 yield name, f"settings of more than {_MOST_READ:,} bytes", None
-            text = _ESCAPE.sub(lambda one: chr(int(one[1], 16)), str(data, "utf-8", "replace"))
-            named = _named(text, beside, scripts, is_pipeline=last == "model_index.json")
+            named = _named(_decoded(data), beside, scripts, is_pipeline=last == "model_index.json")
             yield from ((name, cut(what, _LONGEST), why) for what, why in named)
 
 
 def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[tuple[str, str]]:
     """Yield the modules that settings name and that are beside them, or in another repository."""
-    if '"auto_map"' in text:
-        elsewhere = (one[0].strip('"') for one in _MENTION.finditer(text) if one[1])
-        yield from ((one, SETTINGS) for one in dict.fromkeys(elsewhere))
-    modules = dict.fromkeys(one[2].rstrip(".") for one in _MENTION.finditer(text) if scripts and not one[1])
-    yield from ((one, SOURCE) for one in modules if f"{beside}{one.replace('.', '/')}" in scripts)
+    texts = dict.fromkeys(_strings(_IS_STRING, text))
+    classes = [one for one in map(_CLASS.fullmatch, texts) if one is not None]
+    if "auto_map" in texts:
+        yield from ((one[0], SETTINGS) for one in classes if one[1])
+    modules = dict.fromkeys(one[2] for one in classes if not one[1])
+    yield from ((one, SOURCE) for one in modules if normpath(f"{beside}{one.replace('.', '/')}") in scripts)
     if is_pipeline:
         parts = {one.rpartition("/")[2] for one in scripts if one.startswith(beside)}
-        yield from ((one, SOURCE) for one in dict.fromkeys(_COMPONENT.findall(text)) if one in parts)
+        yield from ((one, SOURCE) for one in dict.fromkeys(_strings(_COMPONENT, text)) if one in parts)
+
+
+def _strings(pattern: re.Pattern[str], text: str) -> Iterator[str]:
+    """Yield the strings of JSON in the first group of each match."""
+    import json  # few checkpoints have settings
+
+    for found in pattern.finditer(text):
+        with suppress(ValueError):
+            yield str(json.loads(found[1], strict=False))

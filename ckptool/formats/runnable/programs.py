@@ -20,7 +20,7 @@ from math import inf, prod
 from typing import Any, Final, TypeAlias
 
 from ckptool.errors import Failure, LimitExceeded
-from ckptool.formats.other_programs import NEMO
+from ckptool.formats.other_programs import NEMO, uncommented
 from ckptool.formats.runnable import Act, of_kind, of_program, place
 from ckptool.messages import counted, cut, show_nbytes
 from ckptool.pickles.alarms import (
@@ -51,14 +51,13 @@ _COMPILED: Final = re.compile(r".*?(data/aotinductor/[^/]*)", re.IGNORECASE).mat
 """The folders that ``torch.export.load`` makes runners of; it takes a file in their place for one of them."""
 
 _LONGEST: Final = 120
-_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n[ \t]*)")
-"""In a string of YAML: a character by its number, or a line that continues."""
-_MENTION: Final = re.compile(r"(?<!\w)_target_(?!\w)|^(?:target|cls)(?=[\"']?[ \t]*:)", re.MULTILINE)
+_ROOT: Final = re.compile(r"^( *)([^\s#%!&.-])", re.MULTILINE)
+_MENTION: Final = r"(?<!\w)_target_(?!\w)|[&!]\S*\s+[\"']?(?:target|cls)(?!\w)|{}[\"']?(?:target|cls)(?=[\"']?\s*:)"
+"""A call of Hydra's anywhere, or a class that a key of the outermost mapping names, which begins so."""
 _CALL: Final = re.compile(
     r"[\"']?[ \t]*:[ \t]+(?P<quote>[\"']?)(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)+)(?P=quote)[ \t]*(?:[,}#\r\n]|$)"
 )
 _NOTHING: Final = re.compile(r"[\"']?[ \t]*:[ \t]+(?:null|~)?[ \t]*(?:[,}#\r\n]|$)")
-_COMMENT: Final = re.compile(r"^[ \t]*#[^\n]*$", re.MULTILINE)
 
 
 Member: TypeAlias = "tuple[str, int, Callable[[], Source]]"
@@ -138,8 +137,10 @@ def of_settings(text: str, record: str) -> Iterator[Act]:
     NeMo's ``restore_from`` imports the class under ``target``, and calls what each ``_target_`` names with the settings
     beside it, as Hydra does. YAML is not parsed: a mention that is not plainly a key with a name cannot be followed.
     """
-    text = _COMMENT.sub("", _ESCAPE.sub(lambda one: chr(int(one[1] or one[2] or "0", 16)).strip("\0"), text))
-    for found in _MENTION.finditer(text):
+    text = uncommented(text)
+    root = _ROOT.search(text)
+    begin = rf"^{root[1]}(?:\? *)?" if root is not None and root[2] != "{" else r"(?<!\w)"
+    for found in re.finditer(_MENTION.format(begin), text, re.MULTILINE):
         call = _CALL.match(text, found.end())
         if call is None:
             if _NOTHING.match(text, found.end()) is None:
