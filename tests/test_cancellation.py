@@ -352,7 +352,7 @@ def test_the_walks_through_many_tensors_and_objects_ask(tensors: Path) -> None:
         (5, lambda limits: ckptool.load(objects, limits=limits)),
         (2, migrated_to(a, "1.safetensors")),
         (4, migrated_to(b, "2.pth")),
-        (12, migrated_to(objects, "3.pth", form="same")),
+        (6, migrated_to(objects, "3.pth", form="same")),
         (1, lambda limits: ckptool.check(a, deep=True, limits=limits)),
         (4, lambda limits: ckptool.diff(a, b, limits=limits)),
         (4, lambda limits: ckptool.diff(objects, others, limits=limits)),
