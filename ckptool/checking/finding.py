@@ -246,6 +246,9 @@ CODES: Final = {
 }
 """Every code."""
 
+RETIRED: Final = {"CK208": "More pickles follow the one that is loaded."}
+"""Codes that are no longer found, with what they said: never used again for something else."""
+
 
 def migration(
     checkpoint: Checkpoint, why: str | None = None, *, renames: Renames = (), **options: str | bool | Sequence[str]

@@ -16,6 +16,7 @@ import torch
 
 import ckptool
 from ckptool import CheckReport, check
+from ckptool.checking.finding import RETIRED
 from tests import program
 from tests.build import call, floats, named, one_of_each, storage, tensor, torch_zip
 from tests.corpus.test_corpus import FOLDER, NO_CHECKPOINTS, ROWS
@@ -229,6 +230,10 @@ def test_every_code_that_is_used_is_in_the_table_and_every_code_in_it_is_used() 
     assert set().union(*map(codes_in, (*given, *(one for one in chosen if not isinstance(one, ast.Dict))))) == set(
         CODES
     )
+
+
+def test_no_retired_code_comes_back() -> None:
+    assert RETIRED.keys().isdisjoint(CODES)
 
 
 def test_every_code_is_expected_by_a_test() -> None:

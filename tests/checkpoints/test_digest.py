@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 
 from ckptool import migrate
 from ckptool.fleet import row
+from ckptool.names.wrappers import ANYWHERE, HEADS
+from tests.checkpoints.digest_by_hand import MARKED, WRAPPERS
 from tests.checkpoints.digest_by_hand import digest as by_hand
 from tests.scale import exhaustive
 
@@ -66,6 +68,10 @@ def test_equal_weights_have_one_digest_in_every_form(form: str, tmp_path: Path) 
     FORMS[form](path)
 
     assert digest(path) == by_hand(WEIGHTS)
+
+
+def test_the_computation_of_the_page_removes_what_every_wrapper_adds() -> None:
+    assert (set(WRAPPERS), set(MARKED)) == (set(HEADS), set(ANYWHERE))
 
 
 def test_shards_have_the_digest_of_the_whole(tmp_path: Path) -> None:
