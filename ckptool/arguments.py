@@ -49,13 +49,7 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
 
         @wraps(function)
         def call(*args: _P.args, **given: _P.kwargs) -> _R:
-            if unknown := next((name for name in given if name not in takes and name not in options), None):
-                from difflib import get_close_matches  # imported only for unknown names
-
-                known = {name: name for name in (*takes, *options)}
-                words = {word: meant for word, meant in _MEANT.items() if meant in known} | known
-                near = "".join(f": did you mean {words[one]!r}?" for one in get_close_matches(unknown, words, 1))
-                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{near}")
+            _refuse_unknown(function, given, (*takes, *options))
             named = {**dict(zip(takes, args, strict=False)), **given}
             check_arguments(function, {name: value for name, value in named.items() if name not in but})
             return function(*args, **given)
@@ -63,6 +57,28 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
         return call
 
     return of
+
+
+def spelled_right(fields: type[_R]) -> type[_R]:
+    """Decorate a named tuple so that a misspelt field is refused with the nearest one."""
+    new = fields.__new__
+
+    @wraps(new)
+    def make(cls: type[_R], *args: Any, **given: Any) -> _R:
+        _refuse_unknown(fields, given, list(signature(new).parameters))
+        return new(cls, *args, **given)
+
+    fields.__new__ = staticmethod(make)  # type: ignore[assignment]
+    return fields
+
+
+def _refuse_unknown(function: Callable[..., object], given: Collection[str], known: Collection[str]) -> None:
+    if unknown := next((name for name in given if name not in known), None):
+        from difflib import get_close_matches  # imported only for unknown names
+
+        words = {word: meant for word, meant in _MEANT.items() if meant in known} | {name: name for name in known}
+        near = "".join(f": did you mean {words[one]!r}?" for one in get_close_matches(unknown, words, 1))
+        raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{near}")
 
 
 def check_arguments(function: Callable[..., object], given: Mapping[str, object], within: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from ckptool.arguments import spelled_right
 from ckptool.cancellation import Cancellation
 from ckptool.errors import LimitExceeded
 
@@ -24,6 +25,7 @@ UNSIZED_NBYTES: Final = 16 << 30
 """Bytes that are downloaded at most if the server does not say how large the file is."""
 
 
+@spelled_right
 class Limits(NamedTuple):
     """
     Bounds that are checked before memory is allocated or time is spent.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict
 
-from ckptool.arguments import check_arguments
+from ckptool.arguments import check_arguments, spelled_right
 from ckptool.checkpoints.weights import WeightsChoice
 from ckptool.errors import MigrationRefused
 from ckptool.names import renaming
@@ -39,6 +39,7 @@ NameRule: TypeAlias = str | tuple[str, str] | renaming.Rule
 _LISTS: Final = ("include", "exclude", "drop", "keep_dtype", "strip_prefix", "add_prefix", "drop_metadata", "join")
 
 
+@spelled_right
 class Changes(NamedTuple):
     """
     What is to be different in the target. Everything else stays as it is.
