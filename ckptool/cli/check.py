@@ -91,6 +91,8 @@ _NEEDED: Final = {
     "deep": ("CK104", "CK105"),
 }
 """Codes that are found only with an option."""
+_ASKING: Final = {"values": "whole", "strict": "whole", "device_check": "loads", "like": "fits", "model": "fits"}
+"""Options with the question that each asks."""
 
 
 def policy_of(options: Mapping[str, Any]) -> Policy | None:
@@ -175,8 +177,10 @@ def check(files: tuple[str, ...], **options: Any) -> None:
     compared = "--key" if options["key"] is not None else "--only fits" if "fits" in options["only"] else None
     if compared is not None and options["like"] is None and options["model"] is None:
         raise click.UsageError(f"{compared} is about what --like or --model is compared with: give one of them, too.")
-    if options["only"] and "fits" not in options["only"] and (options["like"] or options["model"]) is not None:
-        raise click.UsageError("--like and --model ask whether it fits, which --only leaves out: add fits.")
+    for option, question in _ASKING.items():
+        if options[option] and options["only"] and question not in options["only"]:
+            asked = f"--{option.replace('_', '-')} is about a question that --only leaves out: add {question}."
+            raise click.UsageError(asked)
     for word in options["fail_on"]:
         if not answers({"code": "CK206", "system": "CK205"}.get(word, word), options["only"]):
             raise click.UsageError(f"--fail-on {word} is about a question that --only leaves out.")
@@ -211,7 +215,7 @@ def is_notable(report: CheckReport) -> bool:
 
 
 def _questions(value: str | None) -> tuple[str, ...]:
-    asked = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    asked = () if value is None else tuple(word.strip() for word in value.rstrip(" ,").split(","))
     if unknown := [word for word in asked if word not in QUESTIONS]:
         raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(QUESTIONS)}", param_hint="--only")
     return asked

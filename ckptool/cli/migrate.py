@@ -480,7 +480,8 @@ class NotMigrated(Failed):
 
 
 _OF_MIGRATE: Final = (
-    *("form", "max_shard_size", "config_from", "key", "weights", "dtype", "dequantize"),
+    *("form", "max_shard_size", "config_from", "key", "weights", "include", "exclude", "dtype", "dequantize"),
+    *("keep_dtype", "saturate", "expand_tied", "drop_unsupported", "keep_calls", "allow_empty", "allow_missing"),
     *("force", "dry_run", "quiet", "as_json"),
 )
 """Options that are those of ``migrate``."""
@@ -493,7 +494,7 @@ _OF_MIGRATE: Final = (
 @flag("--average", says="Write the mean of all files, in the types of the first.")
 @takes("--shares", "1,2,1", "With --average, how much each file counts.")
 @click.option("--ema", type=float, help="With --average, the share that a moving average keeps at each file.")
-@flag("--allow-unmatched", says="Leave out what of an adapter fits no weight, and say so.")
+@flag("--allow-unmatched", says="Leave out what of an adapter fits no weight, and say so; allow globs without a match.")
 @click.option("-o", "--output", "target", required=True, metavar="DST", type=AnyPath(), help="What to write.")
 def merge(files: tuple[str, ...], **options: Any) -> None:
     """

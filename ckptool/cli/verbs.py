@@ -148,7 +148,7 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     ),
     "stat": (("as_json", "is an object with all about a file", ("table_format", "limit")),),
     "migrate": (("in_place", "edits the file itself", ("out_dir", "force", "no_verify", "no_reflink")),),
-    "merge": (("average", "takes every name as it is", ("allow_unmatched", "scale")),),
+    "merge": (("average", "counts each file by --shares", ("scale",)),),
 }
 """By verb: an option, what it does, and the options that then have no effect."""
 

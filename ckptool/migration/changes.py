@@ -260,7 +260,7 @@ def size_in_bytes(size: int | str) -> int:
         MigrationRefused: It is not a size, or less than one byte.
     """
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    nbytes = size if isinstance(size, int) else 0
+    nbytes = 0 if isinstance(size, str) else int(size)  # also a number of numpy
     if match:
         number, step, binary = match.groups()
         factor = (1024 if binary else 1000) ** (_STEPS.index(step.upper()) + 1 if step else 0)

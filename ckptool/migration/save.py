@@ -8,7 +8,7 @@ replaced, and that is migrated. The original's file is only read.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -101,19 +101,22 @@ def save(
         raise ValueError("key and weights say which weights of like are meant, and there is no like")
     if like is None and (missing != "refuse" or allow_new):
         raise ValueError("missing and allow_new are about names of like, and there is no like")
+    if not state and not asked.allow_empty:
+        hint = "If this is meant, say so with `allow_empty=True`."
+        raise MigrationRefused("the state has no names", kind="no-tensor-left", hint=hint)
     how = WriteOptions(force, verify, dry_run, False, progress, read_back, limits)
-    target, notes, given = os.fspath(path), dict[str, None](), CallerTensors()
+    target, notes, gone, given = os.fspath(path), dict[str, None](), tuple[str, ...](), CallerTensors()
     with _alone(state, given, limits) if like is None else open_checkpoint(os.fspath(like), limits=limits) as made:
         if like is not None:
             with about(made.path):
                 replacing = _Replacing(made, state, given, asked, target, missing, allow_new, limits)
                 replacing.compare()
-                made, notes = replacing.edited(), replacing.notes
+                made, notes, gone = replacing.edited(), replacing.notes, tuple(replacing.gone)
             asked = asked._replace(key=None, weights="auto")
         report = migrate_by(None, os.fspath(like or _NAME), target, asked, how, opened=made)
     if given.with_attributes:
         notes[f"attributes of {some(list(map(repr, given.with_attributes)))} are not written"] = None
-    return report._replace(notes=(*report.notes, *notes))
+    return report._replace(dropped=(*gone, *report.dropped), notes=(*report.notes, *notes))
 
 
 def _alone(state: Mapping[str, Any], given: CallerTensors, limits: Limits) -> Checkpoint:
@@ -210,8 +213,13 @@ class _Replacing:
         """Changed and new tensors, by their names in the file."""
         self._others: dict[str, object] = {}
         """Values of entries that are not tensors and have changed, by the same names."""
-        self._gone: frozenset[str] = frozenset()
+        self._gone: dict[str, None] = {}
         """Names in the file that are left out."""
+
+    @property
+    def gone(self) -> Iterator[str]:
+        """The full names of what is left out."""
+        return (self._chosen.head + name for name in self._gone)
 
     def compare(self) -> None:
         """
@@ -225,7 +233,7 @@ class _Replacing:
         lacking = [name for name, old in names.items() if name not in state and old in own.tensors]
         self._refuse(lacking, new)
         if self._missing == "drop":
-            self._gone = frozenset(names[name] for name in lacking)
+            self._gone = dict.fromkeys(names[name] for name in lacking)
         tied: dict[object, list[str]] = {}
         for name, old in ((name, old) for name, old in names.items() if name in state):
             tensor = own.tensors.get(old)
@@ -252,7 +260,7 @@ class _Replacing:
         """Raise MigrationRefused where a part of a quantised weight is removed or new, and another stays the file's."""
         head = self._chosen.head
         before = {name: tensor.info.dtype.name for name, tensor in self._checkpoint.tensors.items()}
-        left = {name: before[name] for name in before.keys() - {head + name for name in self._gone}}
+        left = {name: before[name] for name in before.keys() - {*self.gone}}
         quantised = quantization_among(self._checkpoint, left.keys())
         if quantised is None:
             return
@@ -409,7 +417,7 @@ def are_equal(one: TensorInfo, other: TensorInfo, limits: Limits) -> bool:
     return parts.keys() == others.keys() and all(are_equal(part, others[name], limits) for name, part in parts.items())
 
 
-def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: frozenset[str]) -> None:
+def _edit_mapping(chosen: StateDict, leaves: dict[str, Inert], gone: Collection[str]) -> None:
     """Replace values in the mapping of a state dict, remove some, and append those that it has no key for."""
     own = chosen.own_keys
     head = chosen.head if own is not None else ""

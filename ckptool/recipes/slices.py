@@ -372,7 +372,7 @@ def open_joined(
             place = folder.place_of(last)
             folder.close()
             folder = FolderSource(place, limits.cancellation)
-        with about(place):
+        with about(path):
             names = [*folder.files, *(f"{one}/{name}" for one in folder.folders for name in folder.names(one)[0])]
             files = _files(names, rules, None if os.path.isdir(path) else os.path.relpath(path, place))
             opened: list[list[Checkpoint]] = []

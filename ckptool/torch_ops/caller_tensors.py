@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CLASSES: Final = ("Tensor", "Parameter", "Buffer")
+_OF_BUFFERS: Final = frozenset({"persistent", "_is_buffer"})
+"""Attributes that torch itself gives a Buffer."""
 
 
 class StorageSource(Source):
@@ -70,7 +72,7 @@ class CallerTensors:
             raise _unsupported(name, f"is a {cls.__module__}.{cls.__name__}")
         if tensor.is_nested or (layout != "strided" and layout not in SPARSE_PARTS):
             raise _unsupported(name, f"has the layout {'nested' if tensor.is_nested else layout}")
-        if vars(tensor):
+        if not _OF_BUFFERS.issuperset(vars(tensor)):
             self.with_attributes[name] = None
         info = self._of_plain(name, tensor.detach(), layout, location)
         kind: Kind | None = "parameter" if cls.__name__ == "Parameter" else None

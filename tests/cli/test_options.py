@@ -173,7 +173,6 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
         (["stat", A, "--json", "--limit", "1"], "--limit"),
         (["stat", A, "--jsonl", "--table", "csv"], "--table"),
         (["migrate", A, "--in-place", "--no-reflink", "--dry-run"], "--no-reflink"),
-        (["merge", "--average", A, OLD, "-o", "m.pth", "--allow-unmatched"], "--allow-unmatched"),
         (["merge", "--average", A, OLD, "-o", "m.pth", "--scale", "1"], "--scale"),
     ],
 )
@@ -221,6 +220,17 @@ def test_a_comparison_that_only_leaves_out_is_refused(questions: str) -> None:
     done = run("check", A, "--only", questions, "--like", A, code=2)
     assert "--only leaves out: add fits" in done.stderr
     assert invoke(["check", A, "--only", f"{questions},fits", "--like", A]).exit_code == 0
+
+
+@each(
+    ("option", "question"),
+    [("--values", "whole"), ("--strict", "whole"), ("--device-check", "loads"), ("--like", "fits")],
+)
+def test_a_question_that_only_leaves_out_is_not_asked(option: str, question: str) -> None:
+    words = ["check", A, option, *([A] if option == "--like" else [])]
+    assert f"--only leaves out: add {question}" in run(*words, "--only", "safe", code=2).stderr
+    run(*words, "--only", f"safe,{question}")
+    run("check", A, "--only", " ,", code=2)
 
 
 @pytest.mark.parametrize("others", [[], ["bias"]])

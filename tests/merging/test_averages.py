@@ -195,3 +195,19 @@ def test_a_moving_average_counts_files_in_their_order(tmp_path: Path) -> None:
     assert load_file(tmp_path / "o.safetensors")["w"].tolist() == [0.75 * 0.25 + 2 * 0.25] * 3
     for options in (["--ema", "1"], ["--ema", "0.5", "--shares", "1,1,1"]):
         assert invoke(["merge", "--average", *paths, *options, "-o", tmp_path / "x.safetensors"]).exit_code == 2
+
+
+def test_what_a_hint_names_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": torch.full((2,), 1e5), "b": torch.ones(2)}, "one.pth")
+    torch.save({"a": torch.full((2,), 1e5)}, "two.pth")
+    words = ["merge", "--average", "one.pth", "two.pth", "-o", "mean.safetensors", "--dtype", "float16"]
+
+    assert "with --exclude" in invoke(words).stderr
+    large = invoke([*words, "--exclude", "b"]).stderr
+    assert "--keep-dtype" in large
+    assert "--saturate" in large
+    assert invoke([*words, "--exclude", "b", "--saturate"]).exit_code == 0
+    assert load_file("mean.safetensors")["a"].tolist() == [65504, 65504]
+    assert "--allow-unmatched" in invoke([*words, "--exclude", "b", "--exclude", "c", "--force"]).stderr
+    assert invoke([*words, "--exclude", "b", "--keep-dtype", "a", "--force"]).exit_code == 0

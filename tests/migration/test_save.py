@@ -265,7 +265,7 @@ def test_a_name_that_one_side_lacks_is_refused_unless_it_is_meant(tmp_path: Path
         ckptool.save({**one, "b": one["a"], "c": one["a"]}, tmp_path / "out.pth", like=path)
 
     ckptool.save(one, tmp_path / "keep.pth", like=path, missing="keep")
-    ckptool.save(one, tmp_path / "drop.pth", like=path, missing="drop")
+    assert ckptool.save(one, tmp_path / "drop.pth", like=path, missing="drop").dropped == ("model.module.b",)
     ckptool.save({**one, "b": one["a"], "c": one["a"]}, tmp_path / "new.pth", like=path, allow_new=True)
 
     kept, dropped, new = (torch_load(tmp_path / f"{name}.pth") for name in ("keep", "drop", "new"))
@@ -370,10 +370,26 @@ def test_what_is_about_an_original_needs_one(options: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("like", [False, True])
 def test_attributes_of_a_tensor_are_left_out_and_named(like: bool, tmp_path: Path) -> None:
-    state: Any = {"a": torch.ones(2), "b": nn.Parameter(torch.ones(2))}
-    torch.save(dict(state), tmp_path / "old.pth")
+    own = getattr(nn, "Buffer", nn.Parameter)  # torch itself gives a Buffer attributes
+    state: Any = {"a": torch.ones(2), "b": nn.Parameter(torch.ones(2)), "c": own(torch.ones(2))}
+    torch.save({name: one.detach() for name, one in state.items()}, tmp_path / "old.pth")
     state["a"].note, state["b"].note = "x", 3
     old = tmp_path / "old.pth" if like else None
 
     assert "attributes of 'a', 'b' are not written" in ckptool.save(state, tmp_path / "new.pth", old).notes
     assert torch_load(tmp_path / "new.pth").keys() == state.keys()
+
+
+@pytest.mark.parametrize("missing", [None, "keep", "drop"])
+def test_a_state_of_nothing_is_refused(missing: Any, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "old.pth")
+    options: Any = {} if missing is None else {"like": tmp_path / "old.pth", "missing": missing}
+    with pytest.raises(MigrationRefused, match="the state has no names"):
+        ckptool.save({}, tmp_path / "new.pth", **options)
+    assert ckptool.save({}, tmp_path / "new.pth", **options, allow_empty=True).written
+
+
+def test_a_number_of_numpy_is_a_size(tmp_path: Path) -> None:
+    size: Any = np.int64(8)
+    report = ckptool.save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "shards", max_shard_size=size)
+    assert len(report.files) == 3
