@@ -33,6 +33,7 @@ from ckptool.checkpoints.parsed import Parsed, Part
 from ckptool.checkpoints.weights import digest_of, tensors_of
 from ckptool.errors import CkptoolError, Failure, FileUnavailable
 from ckptool.formats import safetensors, torch_legacy
+from ckptool.formats.sharded import is_index
 from ckptool.limits import Limits
 from ckptool.messages import counted, some
 from ckptool.pickles.nodes import Inert
@@ -251,11 +252,16 @@ class Hashing:
 
 
 def sha256_of(origin: Origin, cancellation: Cancellation | None = None) -> str | None:
-    """Return the SHA-256 of a file, as ``sha256sum`` prints it; None for a folder, or if it cannot be read."""
+    """
+    Return the SHA-256 of a file, as ``sha256sum`` prints it; None if it cannot be read, or is not all that was checked:
+    a folder, an index of other files.
+    """
     try:
         source, _ = open_source(origin, cancellation)
         found = sha256()
         with closing(source):
+            if is_index(source):
+                return None
             read_once(source, lambda _, piece: found.update(piece))
         return found.hexdigest()
     except Failure:

@@ -42,6 +42,7 @@ NAME = "sharded"
 TRAITS = Traits()
 """Not those of a checkpoint, which has the traits of its shards."""
 
+_FIRST = 512
 _HEAD_NBYTES = 16 << 20
 _METADATA = "_metadata"
 """What torch keeps beside a state dict: the versions of modules."""
@@ -49,9 +50,13 @@ _AGAIN = "Get the index and the shards again, from one place."
 
 
 def sniff(probe: Probe) -> bool:
-    """Return whether this is an object with a ``weight_map``, in a file, so that there can be others beside it."""
-    source = probe.source
-    if not hasattr(source, "open_sibling") or not probe.head.lstrip().startswith(b"{"):
+    """Return whether this is an index in a file, so that there can be others beside it."""
+    return hasattr(probe.source, "open_sibling") and is_index(probe.source)
+
+
+def is_index(source: Source) -> bool:
+    """Return whether a file is an object with a ``weight_map``."""
+    if not source.read(0, min(source.nbytes, _FIRST)).lstrip().startswith(b"{"):
         return False
     data = source.read(0, min(source.nbytes, _HEAD_NBYTES))
     return re.search(rb'"weight_map"\s{0,100}:\s{0,100}\{', data) is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.build import call, floats, named, pickled, storage, tensor, torch_zip, zip_file
+from tests.build import call, floats, index_of_shards, named, pickled, storage, tensor, torch_zip, zip_file
 from tests.checking.test_one_verdict import PLACES
 from tests.each import each
 from tests.hostile.cases.canaries import CANARIES
@@ -270,6 +270,17 @@ def test_a_file_is_accepted_by_what_is_in_it(folder: Path) -> None:
         with (folder / name).open("ab") as stream:
             stream.write(b"\0")
         assert invoke(["check", folder / name, "--policy", path]).exit_code
+
+
+def test_an_index_is_not_accepted_for_the_files_that_it_names(folder: Path, tmp_path: Path) -> None:
+    index = folder / "model.bin.index.json"
+    index.write_bytes(index_of_shards({"w": "bad.pth"}))
+    content = hashlib.sha256(index.read_bytes()).hexdigest()
+    path = policy(folder, f'[[accept]]\nsha256 = "{content}"\nreason = "a sample for tests"')
+    assert invoke(["check", index, "--policy", path]).exit_code
+    assert invoke(["check", index, "--digest", "--json", "-o", tmp_path / "base.json"]).exit_code
+    checkpoint(folder / "bad.pth", [CODE, SYSTEM])
+    run("check", index, "--fail-on", "unreadable", "--baseline", tmp_path / "base.json", code=1)
 
 
 def test_what_was_there_is_not_new(folder: Path, tmp_path: Path) -> None:
