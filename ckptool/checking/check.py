@@ -346,6 +346,7 @@ def examined(checkpoint: Checkpoint, origin: Origin, scope: Scope) -> CheckRepor
     # Loaders may read what was refused here, so it is not known what they would run.
     unread = [f"{name}: {why}" for one in (checkpoint, *members) for name, why in one.unopened]
     unread += (f"{name}: an item that cannot be read" for name in checkpoint.lost)
+    unread += (one.message for one in found if one.code == "CK147")
     if checkpoint.beside:
         from ckptool.checking import folder_files
 

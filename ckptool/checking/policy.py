@@ -41,7 +41,7 @@ CONDITIONS: Final = (*_RANK, *_SEVERITIES, UNREADABLE, *CODES)
 IGNORED: Final = (UNREADABLE, *CODES)
 DEFAULT: Final = ("warning",)
 _GRADED: Final = {"CK205": "system", "CK216": "system", "CK206": "code", "CK207": "code", "CK217": "code"}
-_UNSEEN: Final = ("CK209", "CK114", "CK169")
+_UNSEEN: Final = ("CK209", "CK114", "CK147", "CK169")
 """Codes of parts that were not inspected: they may have any grade."""
 _NAMED: Final = ("refers", "calls", "builds", "sets", "adds")
 _OTHERS: Final = frozenset(

@@ -138,6 +138,7 @@ def test_items_of_names_that_the_index_does_not_list_are_counted(index: Path) ->
 
     (finding,) = said(index.parent, "CK147")
     assert "1 item of no tensor or value" in finding.message
+    assert check(index.parent).known_grade == "unknown"  # nothing has read it
 
 
 def test_a_quantised_weight_without_the_scale_that_others_have_is_a_warning(tmp_path: Path) -> None:
