@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from typing import Final, TypeAlias
 
 from ckptool.archives.archive import Archive
+from ckptool.archives.compressed import Compression, compression_of
 from ckptool.archives.zips import LOCAL_MAGIC
 from ckptool.checking import finding
 from ckptool.checking.finding import Advice, Finding, note
@@ -53,6 +54,8 @@ _IS_INIT: Final = re.compile(r"__init__\..*(?:py|pyc|so|pyd)").fullmatch
 _IS_MODULE: Final = re.compile(r"[\w.-]+").fullmatch
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _LONGEST_SETTINGS: Final = 4 << 20
+_PACKED_NBYTES: Final = 256
+"""Bytes that show how a file is compressed."""
 _SHORT: Final = 64
 _IS_WORD: Final = re.compile(rb"[0-9A-Za-z]*\n?").fullmatch
 """Small members of a zip of ``torch.save`` match this: too little for a pickle that does something."""
@@ -420,8 +423,10 @@ def loading(
     is_empty = not (survey.names or any(one.streams or one.traits.program for one in checkpoints))
     if not (survey.acts or survey.unseen) and (traits.is_plain or is_empty):
         others = "" if is_alone else "; what other files of the folder run is said above"
-        loader = traits.call if traits.is_read else "ckptool.load()"
-        return (f"{loader} opens it and runs nothing: it holds no pickle{others}",)
+        files = [one.traits for one in checkpoints if not one.inside]
+        loaders = dict.fromkeys(one.call if one.is_read else "ckptool.load()" for one in files or [traits])
+        opened = _opened(checkpoints[0])
+        return (f"{' or '.join(loaders)} opens {opened} and runs nothing: it holds no pickle{others}",)
     runs = _runs([act for act in survey.acts if act.how != "runs"])
     if runs == _DATA and survey.unseen:
         runs += ", as far as it was looked at"
@@ -434,6 +439,19 @@ def loading(
         return (f"{traits.call} {opens}{has}", f"pickle.load() of a part of it {runs}")
     opens = "refuses it" if refused else "opens it and runs nothing"
     return (f"torch.load() {opens}", *(f"{loader} {runs}" for loader in traits.unpickled_by))
+
+
+def _opened(checkpoint: Checkpoint) -> str:
+    """Return what the loader of a plain checkpoint opens: the path itself, or files in it."""
+    if checkpoint.inside or (checkpoint.shards and checkpoint.traits.is_plain):
+        return "each file of it"
+    is_packed = checkpoint.member is not None or packing(checkpoint) is not None
+    return "the file in it" if is_packed else "it"
+
+
+def packing(checkpoint: Checkpoint) -> Compression | None:
+    """Return the compression of the whole file of a checkpoint; None if it has none."""
+    return compression_of(checkpoint.source.read(0, min(_PACKED_NBYTES, checkpoint.source.nbytes)))
 
 
 def of_refused(acts: Sequence[Act]) -> Iterator[str]:

@@ -14,8 +14,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from ckptool.archives.compressed import compression_of
 from ckptool.checking.finding import Advice, Finding, instead, migration, note, place, state_dict
+from ckptool.checking.safety import packing
 from ckptool.checking.structure import foreign
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.summary import summarise
@@ -33,7 +33,6 @@ _OPCODE_NAMES = {
     ord("C"): "SHORT_BINBYTES",
     ord("B"): "BINBYTES",
 }
-_HEAD_NBYTES = 256
 _VERSION = re.compile(r"\s*\+?0*([1-9]|10)(?!\d)")
 
 
@@ -95,12 +94,12 @@ def _container(checkpoint: Checkpoint) -> list[Refusal]:
     """Return what torch.load refuses about the file itself, whatever its pickles import."""
     if checkpoint.shards and checkpoint.root is None:
         return [Refusal("loader", "an index of shards is opened by what wrote it, from_pretrained() mostly")]
+    if checkpoint.member is not None or checkpoint.form == "archive":
+        return [Refusal("loader", "torch.load() does not look into archives of files")]
     if checkpoint.traits.loader != "torch.load":
         opener = checkpoint.traits.call if checkpoint.traits.is_read else "ckptool.load()"
         return [Refusal("loader", f"{opener} opens it")]
-    if checkpoint.member is not None or checkpoint.form == "archive":
-        return [Refusal("loader", "torch.load() does not look into archives of files")]
-    compression = compression_of(checkpoint.source.read(0, min(_HEAD_NBYTES, checkpoint.source.nbytes)))
+    compression = packing(checkpoint)
     if compression is not None:
         return [Refusal("loader", f"torch.load() does not unpack {compression.name}")]
     if checkpoint.traits.refusal is not None:

@@ -706,6 +706,13 @@ def test_a_file_without_pickles_says_that_nothing_can_run(tmp_path: Path) -> Non
     save_file({"w": np.ones(2)}, tmp_path / "x.safetensors")
     said = "safetensors.torch.load_file() opens it and runs nothing: it holds no pickle"
     assert check(tmp_path / "x.safetensors").loading == (said,)
+    data = (tmp_path / "x.safetensors").read_bytes()
+    for packed, what in (
+        (gzip.compress(data), "the file in it"),
+        (zip_file({"x.safetensors": data}), "the file in it"),
+        (zip_file({"x.safetensors": data, "y.safetensors": data}), "each file of it"),
+    ):
+        assert check(packed).loading == (said.replace(" it and", f" {what} and"),)
 
 
 @each(
