@@ -28,7 +28,7 @@ from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.alarms import Grade
 from ckptool.pickles.judge import is_listed
 from ckptool.sources.files import read_text, read_toml
-from ckptool.sources.paths import is_folder
+from ckptool.sources.paths import ONLY_CHECKPOINTS, is_folder
 
 Outcome: TypeAlias = Literal["passes", "fails", "unknown", "other"]
 """``unknown``: it cannot be opened. ``other``: it is surely not a checkpoint, a pickle, or an archive of them."""
@@ -52,8 +52,6 @@ _OTHERS: Final = frozenset(
     )
 )
 """Kinds of files that hold no pickle, or were searched for pickles; programs of other frameworks are left out."""
-_ONLY_CHECKPOINTS: Final = (".pth", ".pt", ".ckpt", ".safetensors", ".pt2", ".distcp", ".nemo")
-"""Suffixes that only checkpoints have: a file of unknown content with one is a damaged checkpoint."""
 
 
 class Rule(NamedTuple):
@@ -225,7 +223,7 @@ def _plain(path: str) -> str:
 
 def _is_other(report: CheckReport, origin: str) -> bool:
     error = report.error
-    is_unknown = isinstance(error, UnknownFormat) and not report.path.lower().endswith(_ONLY_CHECKPOINTS)
+    is_unknown = isinstance(error, UnknownFormat) and not report.path.lower().endswith((*ONLY_CHECKPOINTS, ".distcp"))
     if not (is_unknown or (isinstance(error, NotACheckpoint) and error.kind in _OTHERS)):
         return False
     if report.acts or report.unseen or report.globals or is_folder(origin):

@@ -36,7 +36,10 @@ class Traits(NamedTuple):
     tree_is_made: bool = False
     """Whether its tree was put together from several files: by default only its weights are written."""
     is_plain: bool = False
-    """Whether it has only named tensors and text: no pickle, no object."""
+    """
+    Whether it is like safetensors, as which it is written again by default: named tensors and text; no pickle, no
+    object, no storage that two tensors share.
+    """
     keeps_devices: bool = True
     keeps_ties: bool = True
     keeps_order: bool = True

@@ -109,7 +109,6 @@ _USUAL: Final = re.compile(
 )
 """Usual names of weights, without the suffix: a name, a number where there are several models, a variant."""
 _MOST_SHARDS: Final = 100_000
-_NEMO: Final = ".nemo"
 _FORMATS: Final = (".safetensors", ".bin")
 
 
@@ -249,7 +248,7 @@ def candidates(files: Sequence[str]) -> Iterator[Candidate]:
         if of_rank is not None:
             of_ranks.setdefault(f"{of_rank[1]}#{of_rank[3]}", {})[int(of_rank[2])] = name
             continue
-        if not (is_likely(name) or name.endswith(_NEMO)) or name.startswith("."):
+        if not is_likely(name) or name.startswith("."):
             continue
         shard = shard_of(name)
         if shard is None or shard[1] > shard[2]:

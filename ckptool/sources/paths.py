@@ -20,7 +20,10 @@ _REMOTE: Final = re.compile(rf"({'|'.join((*WEB, *STORES, HUB))})://", re.IGNORE
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".th", ".pkl")
 """File suffixes of torch checkpoints."""
 
-_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".t7", ".tar")
+ONLY_CHECKPOINTS: Final = (".pth", ".pt", ".ckpt", ".safetensors", ".pt2", ".nemo")
+"""Suffixes that only checkpoints have: a file of unknown content with one is a damaged checkpoint."""
+_SUFFIXES: Final = (*ONLY_CHECKPOINTS, *TORCH_SUFFIXES, ".t7", ".tar")
+"""Suffixes by which files are taken for checkpoints in a folder or an archive."""
 
 INDEX: Final = ".index.json"
 _LASTS: Final = 2.0

@@ -36,6 +36,8 @@ class Example(NamedTuple):
     """Whether tensors lie outside of what must be read to find them."""
     beside: Mapping[str, bytes] = MappingProxyType({})
     """Files that belong to it, and so stand in its folder: then it is no checkpoint without one."""
+    file: str = "model.pth"
+    """A usual name of such a file, by which it is found in a folder."""
 
 
 def tree(storage: Callable[..., bytes]) -> dict[str, object]:
@@ -142,16 +144,18 @@ def sharded() -> tuple[bytes, dict[str, bytes]]:
 
 
 EXAMPLES: dict[str, Example] = {
-    "safetensors": Example(safetensors(), ["whole", "small"], tied=False),
-    "torchscript": Example(torchscript(), NAMES),
+    "safetensors": Example(safetensors(), ["whole", "small"], tied=False, file="model.safetensors"),
+    "torchscript": Example(torchscript(), NAMES, file="model.pt"),
     "torch_zip": Example(torch_zip(), NAMES),
-    "pt2": Example(pt2(), NAMES),
+    "pt2": Example(pt2(), NAMES, file="model.pt2"),
     "torchscript_json": Example(torchscript_json(), NAMES),
     "torch_legacy": Example(torch_legacy(), NAMES),
-    "torch_tar": Example(torch_tar(), NAMES),
-    "packed": Example(build.zip_file({"notes.txt": b"hello", "policy.pth": torch_zip()}), NAMES),
-    "pickle": Example(pickle(), ["whole", "small"], tied=False, index_only=False),
-    "sharded": Example(sharded()[0], ["whole", "small"], tied=False, beside=sharded()[1]),
+    "torch_tar": Example(torch_tar(), NAMES, file="model.t7"),
+    "packed": Example(build.zip_file({"notes.txt": b"hello", "policy.pth": torch_zip()}), NAMES, file="model.zip"),
+    "pickle": Example(pickle(), ["whole", "small"], tied=False, index_only=False, file="model.pkl"),
+    "sharded": Example(
+        sharded()[0], ["whole", "small"], tied=False, beside=sharded()[1], file="model.safetensors.index.json"
+    ),
 }
 ALONE = [name for name, example in EXAMPLES.items() if not example.beside]
 
@@ -299,6 +303,14 @@ def test_the_file_is_left_as_it_is(name: str, tmp_path: Path) -> None:
     )
     assert sorted(tmp_path.iterdir()) == entries
     assert all((tmp_path / file).read_bytes() == data for file, data in EXAMPLES[name].beside.items())
+
+
+@every_format
+def test_a_folder_with_one_file_of_its_usual_name_is_opened(name: str, tmp_path: Path) -> None:
+    put(name, tmp_path, file=EXAMPLES[name].file)
+    (tmp_path / "notes.txt").write_text("of this run")
+
+    assert list(open_checkpoint(tmp_path).tensors) == EXAMPLES[name].names
 
 
 @every_format
