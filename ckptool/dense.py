@@ -360,7 +360,7 @@ def _eight_bits(found: Found) -> Dense:
 def _gptq(found: Found) -> Dense:
     values, scale, zero, order = found.values, found.scale, found.beside("qzeros"), found.beside("g_idx")
     if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None or len(zero.shape) != 2:
-        raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
+        raise found.refused("it is not a matrix of words with a matrix of scales and one of zeros")
     _refuse_other_scales(found)
     (rows, outputs), groups = values.shape, scale.shape[0]
     by_words = 32 * zero.shape[1] / outputs if outputs and not outputs % 32 else 0
@@ -392,7 +392,7 @@ def _gptq(found: Found) -> Dense:
 def _awq(found: Found) -> Dense:
     values, scale, zero = found.values, found.scale, found.beside("qzeros")
     if len(values.shape) != 2 or len(scale.shape) != 2 or zero is None:
-        raise found.refused("it is no matrix of words with a matrix of scales and one of zeros")
+        raise found.refused("it is not a matrix of words with a matrix of scales and one of zeros")
     (inputs, words), (groups, outputs) = values.shape, scale.shape
     bits = 32 * words // max(outputs, 1)
     _refuse_other_scales(found)
@@ -420,7 +420,7 @@ def _bits(found: Found, keys: str) -> int:
 def _object(found: Found, text: LazyTensor) -> Mapping[str, object]:
     """Return the JSON object whose text is in a tensor."""
     if text.nbytes > _MOST_NBYTES or text.info.storage is None:
-        raise found.refused(f"{text.name!r} is no short text")
+        raise found.refused(f"{text.name!r} is not a short text")
     try:
         return parse_object(text.read(), text.name, "json")
     except Failure as error:

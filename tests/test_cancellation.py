@@ -382,7 +382,7 @@ def test_a_little_that_inflates_to_much_is_asked_about(tmp_path: Path) -> None:
     assert asked(lambda limits: ckptool.check(path, deep=True, limits=limits)).count >= 16
     path.write_bytes(gzip.compress(os.urandom(2 << 20)))
     cancellation = At()
-    with pytest.raises(ckptool.CkptoolError):  # what is inside is no checkpoint
+    with pytest.raises(ckptool.CkptoolError):  # what is inside is not a checkpoint
         ckptool.open_checkpoint(path, limits=Limits(cancellation=cancellation))
     assert cancellation.count >= path.stat().st_size // 65_536
 

@@ -207,7 +207,7 @@ def _decompress(
                     continue
                 is_either = kind.name in _OF_LZMA
                 if not is_either and not pending.startswith(kind.magic[:1]):  # some readers ignore it
-                    fact = f"bytes that are no {kind.name} follow it"
+                    fact = f"bytes that are not {kind.name} follow it"
                     raise MalformedFile(fact, kind=_BEHIND, offset=position - len(pending))
                 unpacker = (_lzma(_AUTO) if is_either else kind.start)()
             is_full = True

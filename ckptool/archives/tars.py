@@ -70,7 +70,7 @@ def read_tar(source: Source, limits: Limits = DEFAULT_LIMITS) -> Archive:
             raise AmbiguousFile(f"the tar holds {name!r} twice", kind="ambiguous-tar", offset=member.offset)
         if not is_file:
             if name in _TABLES:
-                raise _ambiguous(f"{name!r} is no regular file", member.offset)
+                raise _ambiguous(f"{name!r} is not a regular file", member.offset)
             if len(no_files) >= limits.entries:
                 raise LimitExceeded(f"more than {limits.entries:,} links and the like in a tar", actual=limits.entries)
             no_files.add(name)

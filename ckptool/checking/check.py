@@ -474,7 +474,7 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
 
 
 def answers(code: str, questions: Collection[str]) -> bool:
-    """Return whether a code is of one of these questions; that of members (CK115) always is, and what is no code."""
+    """Return whether a code is of one of these questions; that of members (CK115) always is, and what is not code."""
     return not questions or code == "CK115" or not code.startswith("CK") or _OF_HUNDRED[code[2]] in questions
 
 

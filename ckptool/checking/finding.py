@@ -142,7 +142,7 @@ CODES: Final = {
     "CK113": Code("info", "Values were not looked at."),
     "CK114": Code("error", "A member of the archive is a checkpoint that cannot be opened."),
     "CK115": Code(None, "Another checkpoint in the archive has a problem."),
-    "CK118": Code("error", "Metadata of a safetensors file is no text: its own library refuses the file."),
+    "CK118": Code("error", "Metadata of a safetensors file is not text: its own library refuses the file."),
     "CK119": Code("info", "Values are unlike all others of their tensor: far beyond them, or a block of zeros."),
     "CK120": Code("warning", "Tensors are empty stubs: the values of these weights are in other files."),
     "CK121": Code("warning", "Most tensors of the weights have no elements."),

@@ -240,7 +240,7 @@ def twins(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS, meter: Meter 
             yield note("CK161", fact, severity="info")
             continue
         if parts:
-            fact = f"{one.name} is no second form of what was opened: it has {'; '.join(parts)}"
+            fact = f"{one.name} is not a second form of what was opened: it has {'; '.join(parts)}"
             hint = "One of them is not whole, or they are two checkpoints: give the path of the file that is meant."
             yield note("CK161", fact, hint, command_line(one.path, "inspect"), severity="warning")
         elif unlike:

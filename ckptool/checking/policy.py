@@ -258,15 +258,15 @@ def read_policy(path: str) -> Policy:
     _refuse_unknown(path, table, ("fail-on", *_RULES, "limits"))
     fail_on = table.get("fail-on", list(DEFAULT))
     if not (isinstance(fail_on, list) and fail_on):
-        raise _malformed(path, "fail-on is no list of what fails")
+        raise _malformed(path, "fail-on is not a list of what fails")
     for word in fail_on:
         refuse_unknown_word(str(word), CONDITIONS, path)
     limits = table.get("limits", {})
     if not isinstance(limits, dict):
-        raise _malformed(path, "limits is no table")
+        raise _malformed(path, "limits is not a table")
     _refuse_unknown(path, limits, tuple(name for name in Limits._fields if name != "cancellation"), "limits.")
     if wrong := next((name for name, value in limits.items() if type(value) is not int or value < 0), None):
-        raise _malformed(path, f"limits.{wrong} is no number of 0 or more")
+        raise _malformed(path, f"limits.{wrong} is not a number of 0 or more")
     found = {name: list(_tables(path, name, table.get(name, []))) for name in _RULES}
     today, ended = datetime.now(tz=timezone.utc).date(), []
     ignore = []
@@ -330,16 +330,16 @@ def refuse_unknown_word(word: str, known: Sequence[str], path: str | None = None
 def _tables(path: str, name: str, value: Any) -> Iterator[dict[str, Any]]:
     keys, needed = _RULES[name]
     if not isinstance(value, list):
-        raise _malformed(path, f"{name} is no list")
+        raise _malformed(path, f"{name} is not a list")
     for one in value:
         table = {needed[0]: one} if isinstance(one, str) else one
         if not isinstance(table, dict):
-            raise _malformed(path, f"{name} has what is no table: {one!r}")
+            raise _malformed(path, f"{name} has what is not a table: {one!r}")
         _refuse_unknown(path, table, tuple(keys), f"{name}: ")
         for key, given in table.items():
             if type(given).__name__ != keys[key]:
                 what = "date, as 2027-01-31" if keys[key] == "date" else "text"
-                raise _malformed(path, f"{name}: {key} is no {what}: {given!r}")
+                raise _malformed(path, f"{name}: {key} is not a {what}: {given!r}")
         if lacks := next((key for key in needed if key not in table), None):
             raise _malformed(path, f"{name}: {lacks} is missing")
         yield table

@@ -45,7 +45,7 @@ from ckptool.torch_ops.statistics import Statistics, Tally, ValueFacts
 
 _VALUES_AT_ONCE: Final = 1 << 22
 _NEARLY_ALL: Final = 0.9
-_NO_NUMBERS: Final = "they are no plain numbers, or too many"
+_NO_NUMBERS: Final = "they are not plain numbers, or too many"
 _UNREADABLE: Final = "they cannot be read"
 _PIECE_NBYTES: Final = 1 << 20
 _ROWWISE: Final = ("sparse_csr", "sparse_bsr")
@@ -56,7 +56,7 @@ _NEVER_FILLED: Final = "Copy the file again: it may have got its size, and never
 _COMPARE: Final = "Compare the file with another copy: 'ckptool diff'."
 _HARMLESS: Final = "infinities or NaN in masks, in ranges that have seen no value, or beside the weights"
 _ODD: Final[tuple[tuple[str, str, str, str | None, Severity], ...]] = (
-    ("nan", "CK110", "values that are no numbers (NaN)", DIVERGED, "warning"),
+    ("nan", "CK110", "values that are not numbers (NaN)", DIVERGED, "warning"),
     ("infinite", "CK111", "infinite values", DIVERGED, "warning"),
     ("harmless", "CK111", _HARMLESS, None, "info"),
     ("damaged", "CK119", "values unlike all others of their tensors, as after damage", _COMPARE, "info"),

@@ -22,7 +22,7 @@ from ckptool.messages import cut
 from ckptool.tensors.reading import LazyTensor
 
 _BEFORE_TARGET: Final = r"(?s)^(?:lora_(?:unet|te\d?|transformer)_(?:.*_\d+_)?(?=.)|.*\.(?!\d+$))"
-"""The part of a name before the target, which is no number alone. kohya's names have no dots: there it follows one."""
+"""The part of a name before the target, not a number alone. kohya's names have no dots: there it follows one."""
 _BASES: Final = ("ss_sd_model_name", "ss_base_model_version", "modelspec.architecture")
 """Keys of the base model in the metadata of safetensors, the most exact first."""
 _LONGEST_TEXT: Final = 1 << 20

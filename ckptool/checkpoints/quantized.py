@@ -224,7 +224,7 @@ def within(names: Iterable[str], entries: Collection[str]) -> Iterator[tuple[str
 
 
 def numbers_in(extras: Iterable[tuple[str, Inert]]) -> dict[str, TensorInfo]:
-    """Return numbers, and lists of them, in values that are not tensors, as tensors without bytes: possible scales."""
+    """Return numbers, and lists of them, in values that are no tensors, as tensors without bytes: possible scales."""
     found: dict[str, TensorInfo] = {}
     seen: set[int] = set()
     todo = list(extras)

@@ -284,7 +284,7 @@ def _meant(checkpoint: Checkpoint, key: str | None, which: WeightsChoice, option
     if meant and checkpoint.unmerged is not None:
         error = with_candidates(AmbiguousWeights(checkpoint.unmerged, kind="unmerged"), meant)
         whole = checkpoint.unmerged_remedy or SAVE_WHOLE
-        error.hint = f"{whole} `key=` takes one part, which is no model: {some(error.candidates, _LISTED)}"
+        error.hint = f"{whole} `key=` takes one part, which is not a model: {some(error.candidates, _LISTED)}"
         raise error
     if meant:
         fact = f"several state dicts could be the {_KINDS[which]}"

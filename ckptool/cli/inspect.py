@@ -54,7 +54,7 @@ from ckptool.tensors.reading import LazyTensor
     help=f"Columns of the table: all, or some of: {', '.join(columns.COLUMNS)}.",
 )
 @rows
-@flag("--all", "show_all", says="Also list the values that are not tensors, and tensors outside the state_dict.")
+@flag("--all", "show_all", says="Also list the values that are no tensors, and tensors outside the state_dict.")
 @flag(
     "--metadata",
     "show_metadata",

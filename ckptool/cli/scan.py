@@ -339,7 +339,7 @@ def _write_table(lines: Lines, schema: dict[str, Any]) -> None:
     Write the latest rows of each path in a file of lines to a table beside it: ``rows.parquet`` for ``rows.jsonl``.
 
     Raises:
-        OutputFailed: It cannot be written, or lines are no rows.
+        OutputFailed: It cannot be written, or lines are not rows.
     """
     latest: dict[int, int] = {}
     for row in _rows(lines):

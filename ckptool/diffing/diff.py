@@ -122,7 +122,7 @@ def _tolerance(rtol: float | None, atol: float | None, *, has_values: bool, stat
     """Return how far apart values may be; None if they have to be the same."""
     for name, given in (("rtol", rtol), ("atol", atol)):
         if given is not None and not 0 <= given < float("inf"):
-            raise ValueError(f"{name}={given!r} is no tolerance: give a finite number, 0 or more")
+            raise ValueError(f"{name}={given!r} is not a tolerance: give a finite number, 0 or more")
     if not has_values and (stat or rtol is not None or atol is not None):
         raise ValueError("stat, rtol and atol need values=True: they are about them")
     return None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)

@@ -195,7 +195,7 @@ def _everything(checkpoint: Checkpoint, *, aligned: bool) -> Side:
 
 
 def _others(checkpoint: Checkpoint) -> dict[str, Inert]:
-    """Return the values that are not tensors, by path, without metadata of modules, which is compared by module."""
+    """Return the values that are no tensors, by path, without metadata of modules, which is compared by module."""
     metadata = [
         nodes.lookup(nodes.attribute_pairs(one.node), "_metadata")
         for one in checkpoint.state_dicts

@@ -127,7 +127,7 @@ def _read_embedded(probe: Probe, archive: Archive | None, name: str) -> Parsed:
     raise MalformedFile(
         f"no member {name!r} among {len(near):,}",
         kind="no-member",
-        hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is no archive: leave the '::' part away.",
+        hint=f"Pick one of: {', '.join(near[:8])}" if near else "It is not an archive: leave the '::' part away.",
     )
 
 

@@ -113,7 +113,7 @@ def _read_configs(
         tensors: dict[str, TensorInfo] = {}
         entries = parse_member(archive, config, "pt2").get("config")
         if not (isinstance(entries, dict) and all(isinstance(entry, dict) for entry in entries.values())):
-            raise MalformedFile(f"{config!r} is no list of tensors", kind="malformed-pt2")
+            raise MalformedFile(f"{config!r} is not a list of tensors", kind="malformed-pt2")
         for name, entry in entries.items():
             if entry.get("use_pickle"):
                 pickled.add(f"{place}{entry.get('path_name')}")

@@ -157,7 +157,7 @@ def read(probe: Probe) -> Parsed:
         metadata=metadata,
         recorded=decode(metadata, header, limits.cancellation),
         notes=notes,
-        remarks=(Remark("CK118", odd, "Write it again with 'ckptool migrate': what is no text becomes text."),)
+        remarks=(Remark("CK118", odd, "Write it again with 'ckptool migrate': what is not text becomes text."),)
         if odd
         else (),
     )
@@ -275,7 +275,7 @@ def _metadata(found: object) -> tuple[dict[str, str], str | None]:
     except RecursionError as error:
         raise MalformedFile("__metadata__ is nested beyond all measure", kind="malformed-safetensors") from error
     odd = [quoted(key) for key, value in entries.items() if text[key] is not value or entries is not found]
-    return text, f"metadata that is no text, so safetensors refuses the file, is taken as text: {some(odd)}"
+    return text, f"metadata that is not text, so safetensors refuses the file, is taken as text: {some(odd)}"
 
 
 def _begin(name: str, entry: object) -> tuple[int, int]:

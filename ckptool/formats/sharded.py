@@ -168,7 +168,7 @@ def _parse(index: SourceInFolder, limits: Limits) -> tuple[dict[str, str], int |
         ) from error
     shard_of, metadata = found.get("weight_map"), found.get("metadata")
     if not isinstance(shard_of, dict) or not shard_of or not all(type(name) is str for name in shard_of.values()):
-        raise MalformedFile("weight_map is no mapping of tensors to files", kind="malformed-index")
+        raise MalformedFile("weight_map is not a mapping of tensors to files", kind="malformed-index")
     if len(shard_of) > limits.tensors:
         raise LimitExceeded(f"more than {limits.tensors:,} tensors", needed=len(shard_of), actual=limits.tensors)
     shard_of = {tensor: name.removeprefix("./") for tensor, name in shard_of.items()}
@@ -291,7 +291,7 @@ def _without_places(opened: Mapping[str, Parsed], announced_nbytes: int | None) 
     for name in of_pieces:
         if held != announced_nbytes or not safetensors.begins_at_zero(opened[name].metadata[safetensors.OF_PIECES]):
             raise UnsupportedFeature(
-                f"shard {name!r}: pieces of tensors, which are no shard of an index", kind="shard-format"
+                f"shard {name!r}: pieces of tensors, which are not a shard of an index", kind="shard-format"
             )
     return {
         name: shard._replace(metadata={key: said for key, said in shard.metadata.items() if key not in about})

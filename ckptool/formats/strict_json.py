@@ -24,7 +24,7 @@ def parse_object(
     """
     found = parse(data, what, kind, cancellation, has_constants=has_constants)
     if not isinstance(found, dict):
-        raise MalformedFile(f"{what} is no JSON object", kind=f"malformed-{kind}")
+        raise MalformedFile(f"{what} is not a JSON object", kind=f"malformed-{kind}")
     return found
 
 
@@ -71,7 +71,7 @@ def parse(
         if b"\\" in data and (b"\\ud" in data or b"\\uD" in data):  # one byte is found ten times as fast as two
             json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
     except (ValueError, RecursionError) as error:
-        raise MalformedFile(f"{what} is no JSON: {_reason(error)}", kind=f"malformed-{kind}") from error
+        raise MalformedFile(f"{what} is not JSON: {_reason(error)}", kind=f"malformed-{kind}") from error
     return found
 
 
@@ -83,7 +83,7 @@ def _parse_number(text: str) -> int | float:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _reason(error: Exception) -> str:

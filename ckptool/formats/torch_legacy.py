@@ -93,7 +93,7 @@ def nested_storage(data: bytes, limits: Limits, *, depth: int = 0) -> TypedStora
     if depth >= _MOST_STREAMS:
         raise UnsupportedFeature(f"streams inside streams, more than {_MOST_STREAMS} deep", kind="nested-stream")
     if not is_legacy(data[:48]):
-        raise UnsupportedFeature("a tensor inside a pickle that is no legacy stream", kind="nested-stream")
+        raise UnsupportedFeature("a tensor inside a pickle that is not a legacy stream", kind="nested-stream")
     stream = LegacyStream(BytesSource(data), limits, depth=depth + 1)
     return stream.rebuilder().storage(stream.tree.root)
 

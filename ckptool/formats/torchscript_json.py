@@ -147,14 +147,14 @@ def _tensors(archive: Archive, root: str, entries: list[Json]) -> list[TensorInf
 def _list(owner: Json, key: str) -> list[object]:
     value = owner.get(key, [])
     if not isinstance(value, list):
-        raise _malformed(f"whose {key!r} is no list")
+        raise _malformed(f"whose {key!r} is not a list")
     return value
 
 
 def _objects(owner: Json, key: str) -> list[Json]:
     found = [one for one in _list(owner, key) if isinstance(one, dict)]
     if len(found) != len(_list(owner, key)):
-        raise _malformed(f"whose {key!r} are no objects")
+        raise _malformed(f"whose {key!r} are not objects")
     return found
 
 

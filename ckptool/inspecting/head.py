@@ -215,7 +215,7 @@ def _form(checkpoint: Checkpoint, room: Room) -> str:
 
 
 def _extras(extras: Sequence[tuple[str, Inert]], room: Room) -> str:
-    """Return the paths of values that are not tensors, the outermost first, with those that are numbers and words."""
+    """Return the paths of values that are no tensors, the outermost first, with those that are numbers and words."""
     outermost = sorted(extras, key=lambda extra: extra[0].count("."))
     shown = []
     for path, node in outermost[: room.extras]:

@@ -164,7 +164,7 @@ def _refuse_others(others: Collection[str], expected: Collection[str], changes: 
     for old, name in zip(others, renamed, strict=True):
         if name in expected:
             raise UnsupportedFeature(
-                f"entry {old!r} is no tensor, the model's is", kind="cannot-copy", hint="Check that it is its file."
+                f"entry {old!r} is not a tensor, the model's is", kind="cannot-copy", hint="Check that it is its file."
             )
 
 

@@ -203,7 +203,7 @@ def _refuse_kind(checkpoint: Checkpoint, name: str) -> None:
     if mark := _MARK.search(name):
         raise refused(checkpoint, f"it is {_OTHER_KINDS[mark[1]]}, not LoRA: it holds {name!r}", _BY_ITS_LIBRARY)
     if ".lora_" in name or not name.startswith(OF_PEFT):
-        raise refused(checkpoint, f"it holds {name!r}, which is no part of a plain pair", _BY_ITS_LIBRARY)
+        raise refused(checkpoint, f"it holds {name!r}, which is not part of a plain pair", _BY_ITS_LIBRARY)
 
 
 def _scale(
@@ -216,7 +216,7 @@ def _scale(
     if "alpha" in sides:
         value = float(sides["alpha"].torch()) if sides["alpha"].numel == 1 else math.nan
         if not math.isfinite(value):
-            raise refused(checkpoint, f"{sides['alpha'].name!r} is no number")
+            raise refused(checkpoint, f"{sides['alpha'].name!r} is not a number")
         return value / rank
     head = head_of(module)
     plain, own = module[len(head) :], settings.get(head, settings[""])

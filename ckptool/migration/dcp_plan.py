@@ -258,7 +258,7 @@ def plan_everything(plan: Plan, checkpoint: Checkpoint, edited: EditedTree, chan
         names = {old: edited.new_names.get(old, old) for old in edited.kept}
         edited = edited._replace(new_names={old: moved.get(new, new) for old, new in names.items()})
     if numbered:
-        many = "keys that are no text have become text, as torch.distributed.checkpoint writes them"
+        many = "keys that are not text have become text, as torch.distributed.checkpoint writes them"
         work.notes.append(f"{many}: in {some(list(numbered))}")
     return work.planned(plan, most_nbytes_of(changes), **edited.facts(*empty), retagged=rewriter.retagged)
 

@@ -274,7 +274,9 @@ def _of_header(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit
     for begin, nbytes in sorted((storage.offset, storage.nbytes) for storage in stored):
         position += nbytes * (begin == position)
     if position != source.nbytes:
-        raise not_in_place("what is left out would leave bytes that are no tensor's, which safetensors does not allow")
+        raise not_in_place(
+            "what is left out would leave bytes that are not a tensor's, which safetensors does not allow"
+        )
     header = plan.header.rstrip(b" ")
     if len(header) > room:
         raise _too_long("the header", len(header), room)

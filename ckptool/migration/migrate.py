@@ -125,7 +125,7 @@ def migrate(
         raise ValueError("force, verify=False and reflink=False are for what is written anew, not for in_place")
     if not compact:
         return migrate_in_place(path, _checked(asked, None), dry_run=dry_run, deep=deep, limits=limits)
-    with open_for_editing(path):  # the copy is no clone, which would keep all bytes of its source
+    with open_for_editing(path):  # the copy is not a clone, which would keep all bytes of its source
         asked = asked._replace(form=asked.form or "same")
         return migrate_by(None, path, path, asked, how._replace(force=True, reflink=False))
 

@@ -338,7 +338,7 @@ def _without_effect(checkpoint: Checkpoint, plan: Plan, changes: Changes) -> Ite
             yield "nothing is cast: the weights have no tensor of another floating-point type that can be cast"
         if plan.casting.casts and (beside := plan.casting.passed_over(_beside_weights(checkpoint, plan))):
             many = (
-                "is no part of the weights keeps its" if len(beside) == 1 else "are no part of the weights keep their"
+                "is not part of the weights keeps its" if len(beside) == 1 else "are not part of the weights keep their"
             )
             yield f"{counted(len(beside), 'tensor')} that {many} type: {some(beside)}"
 

@@ -183,7 +183,7 @@ def _pack(
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise MigrationRefused(
-            "a name, or a text, that is no valid Unicode cannot be written into a header", kind="unsupported-name"
+            "a name, or a text, that is not valid Unicode cannot be written into a header", kind="unsupported-name"
         ) from error
     header += b" " * (-len(header) % 8)
     nbytes = _LENGTH_NBYTES + len(header) + sum(payload.nbytes for payload in payloads)

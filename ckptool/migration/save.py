@@ -80,7 +80,7 @@ def save(
     optimizer, other entries, the text of safetensors, the order of names, device tags. Names may be those of the file,
     or as ``load`` gives them without what wrappers put before them: they are written as the file has them. What is
     equal to the original, bit for bit, stays as it is there; shape and type may have changed. Tied tensors stay tied if
-    they are still equal, and a note in the report says which are not. Entries that are no tensors stay if ``state``
+    they are still equal, and a note in the report says which are not. Entries that are not tensors stay if ``state``
     lacks them.
 
     A tensor of the original that ``state`` lacks is refused, or stays with ``missing="keep"``, or goes with
@@ -161,7 +161,7 @@ def _node(name: str, value: object, given: CallerTensors, builder: TreeBuilder, 
         return type(value)(map(inside, value))
     if is_inside and isinstance(value, dict) and all(type(key) in _PLAIN for key in value):
         return Dict([(key, inside(one)) for key, one in value.items()])
-    takes = "torch.Tensor | numpy.ndarray | LazyTensor, or plain values inside what is no tensor"
+    takes = "torch.Tensor | numpy.ndarray | LazyTensor, or plain values inside what is not a tensor"
     hint = ": give the state dict of the model, and the checkpoint that it is from as like" if not is_inside else ""
     raise TypeError(f"state[{name!r}] takes {takes}, not {type(value).__name__}{hint}")
 

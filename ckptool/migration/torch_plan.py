@@ -344,7 +344,7 @@ def _rename_state_dicts(
         edit.modules = weights.modules
         head, new = state_dict.head, {name: changed.get(name, name) for name in (*state_dict, *changed)}
         places = {head + name: to if to is None else head + to for name, to in new.items()}
-        # Of entries that are no tensors, the tensors inside are named.
+        # Of entries that are not tensors, the tensors inside are named.
         others = {head + name for name in changed if name not in state_dict}
         inside = list(within(checkpoint.tensors, others)) if others else []
         held = {entry: places.pop(entry) for entry in dict.fromkeys(entry for _, entry in inside)}

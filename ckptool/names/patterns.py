@@ -38,17 +38,17 @@ class Pattern:
 
     def __init__(self, text: str, known: Mapping[str, str] = _NOTHING) -> None:
         if not text or "}{" in text:
-            raise ValueError(f"{text!r} is no pattern: {'two variables touch' if text else 'it is empty'}")
+            raise ValueError(f"{text!r} is not a pattern: {'two variables touch' if text else 'it is empty'}")
         if ".." in f".{text}.":
-            raise ValueError(f"{text!r} is no pattern: there is nothing before or behind a dot")
+            raise ValueError(f"{text!r} is not a pattern: there is nothing before or behind a dot")
         between, names, kinds = (_VARIABLE.split(text)[at::3] for at in range(3))
         if any("{" in part or "}" in part for part in between):
-            raise ValueError(f"{text!r} is no pattern: variables are written {{i}}, {{x:weight|bias}} or {{e*}}")
+            raise ValueError(f"{text!r} is not a pattern: variables are written {{i}}, {{x:weight|bias}} or {{e*}}")
         variables = dict.fromkeys(names, "")
         variables |= {name: what or known.get(name, "") for name, what in reversed([*zip(names, kinds, strict=True)])}
         many = [name for name, what in variables.items() if what == "*"]
         if len(many) > 1:
-            raise ValueError(f"{text!r} is no pattern: {len(many)} variables take lists")
+            raise ValueError(f"{text!r} is not a pattern: {len(many)} variables take lists")
         may_lack = names[:1] == [PREFIX] and not between[0] and between[1].startswith(".")
         if may_lack:
             between[1] = between[1][1:]  # a name without the prefix has no dot there

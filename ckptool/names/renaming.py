@@ -154,7 +154,7 @@ def substitute(pattern: str, replacement: str) -> Substitution:
     except (re.error, IndexError) as error:
         raise MigrationRefused(f"not a regular expression: {pattern!r}: {error}", kind="bad-pattern") from error
     if group := re.search(r"\$(\d)", replacement):
-        fact = f"{group[0]!r} is no group, but a text: {pattern}={replacement}"
+        fact = f"{group[0]!r} is not a group, but a text: {pattern}={replacement}"
         raise MigrationRefused(fact, kind="bad-pattern", hint=f"Write a group as '\\{group[1]}'.")
     return Substitution(compiled, replacement)
 

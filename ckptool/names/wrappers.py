@@ -23,7 +23,7 @@ class Wrapper(NamedTuple):
     """
     Whether models use the word for their own modules, too, so that it counts only at the start of every name.
 
-    The other components are no model's own, and are removed wherever they are.
+    The other components are not a model's own, and are removed wherever they are.
     """
     companions: frozenset[str] = frozenset()
     """Entries of the wrapper itself, which are removed with it."""

@@ -437,7 +437,7 @@ def op_stack_global(machine: Machine) -> None:
     elif machine.follows_python:
         found = _unknown(machine, "a name that is computed")
     else:
-        raise machine.malformed("a global whose name is no string")
+        raise machine.malformed("a global whose name is not a string")
     machine.stack[-2:] = [found]
 
 
@@ -484,7 +484,7 @@ def op_build(machine: Machine) -> None:
         if machine.on_build is not None:
             machine.stack[-1] = machine.on_build(machine, target)
     elif isinstance(target, (Call, *_OUTSIDE)) or not (machine.follows_python and _sets_nothing(state)):
-        what = "a second state for one object" if isinstance(target, Call) else "a state for what is no object"
+        what = "a second state for one object" if isinstance(target, Call) else "a state for what is not an object"
         machine.odd("sets", target, state, what, (Call, *_OUTSIDE))
 
 
@@ -535,7 +535,7 @@ def _extend(machine: Machine, values: list[Inert]) -> None:
         target.items = target.items or []
         target.items.extend(values)
     elif values or not machine.follows_python or isinstance(target, _OUTSIDE):
-        machine.odd("adds", target, values, "items for something that is no list", (bytearray, *_OUTSIDE))
+        machine.odd("adds", target, values, "items for something that is not a list", (bytearray, *_OUTSIDE))
 
 
 def op_setitem(machine: Machine) -> None:
@@ -557,7 +557,7 @@ def _update(machine: Machine, target: Inert, pairs: Inert) -> None:
         target.pairs = target.pairs or []
         target.pairs.extend(pairs)
     elif pairs or not machine.follows_python or isinstance(target, _OUTSIDE):
-        machine.odd("adds", target, pairs, "pairs for something that is no dict", (list, bytearray, *_OUTSIDE))
+        machine.odd("adds", target, pairs, "pairs for something that is not a dict", (list, bytearray, *_OUTSIDE))
 
 
 def _pairs(machine: Machine, flat: list[Inert]) -> Pairs:

@@ -213,7 +213,7 @@ def _made(
                 yield target.name(own), weights.tensors.get(name)
         return
     if others := [name for column in columns for name in column if name not in weights.tensors]:
-        raise MigrationRefused(f"{others[0]!r} is no tensor, and can only be renamed", kind="recipe-not-plain")
+        raise MigrationRefused(f"{others[0]!r} is not a tensor, and can only be renamed", kind="recipe-not-plain")
     tensors = [[LazyTensor(name, weights.tensors[name].info) for name in column] for column in columns]
     found = moved(rule, tensors, value)
     for target, made in zip(rule.targets, found, strict=True):

@@ -106,7 +106,7 @@ def _of_ours(name: str) -> Recipe:
 def _from_file(name: str, path: str) -> Recipe:
     def part(other: str) -> Recipe:
         if other not in named_recipes() or other == name:
-            raise ValueError(f"a part is no recipe that comes with ckptool: {other!r}")
+            raise ValueError(f"a part is not a recipe that comes with ckptool: {other!r}")
         return _of_ours(other)
 
     table = read_toml(path, "bad-recipe", HINT)
@@ -121,7 +121,7 @@ def requested(given: str | os.PathLike[str], numbers: Mapping[str, int], *, reve
     Return the requested recipe.
 
     Raises:
-        ValueError: The numbers are no integers.
+        ValueError: The numbers are not integers.
         MigrationRefused: There is no such recipe, or it cannot be reversed.
     """
     if wrong := next((name for name, value in numbers.items() if type(value) is not int), None):
@@ -306,7 +306,7 @@ def _made(group: _Group, weights: Weights, model: Any) -> dict[str, LazyTensor]:
         view = tracing.view(one[0] if isinstance(one, list) else one)
         if view is None:
             operations = ", ".join(type(operation).__name__ for operation in converter.operations)
-            fact = f"{target!r}: transformers does {operations} to it, which is no move of bytes"
+            fact = f"{target!r}: transformers does {operations} to it, which is not a move of bytes"
             raise UnsupportedFeature(fact)
         seen = _seen(view)
         is_kept = any(seen.info is weights.tensors[one].info for one in names)

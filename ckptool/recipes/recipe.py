@@ -192,7 +192,7 @@ def value_of(recipe: Recipe, given: Mapping[str, int]) -> Callable[[Number], int
         except ZeroDivisionError as error:
             raise MigrationRefused(f"{number!r} divides by 0", kind="recipe-number") from error
         if abs(found) > _MOST:
-            raise MigrationRefused(f"{number!r} is no size of a tensor: {found:,}", kind="recipe-number")
+            raise MigrationRefused(f"{number!r} is not a size of a tensor: {found:,}", kind="recipe-number")
         return found
 
     return value
@@ -244,17 +244,17 @@ def recipe_of(name: str, table: Mapping[str, Any], named: Callable[[str], Recipe
         raise ValueError(f'rest is "refuse" or "keep", not {rest!r}')
     texts = {key: table.get(key, "") for key in ("about", "source", "from", "to")}
     if wrong := next((key for key, text in texts.items() if not isinstance(text, str)), None):
-        raise ValueError(f"{wrong} is no text")
+        raise ValueError(f"{wrong} is not text")
     given = table.get("let", {})
     if not isinstance(given, dict) or len(given) > _MOST_LETS:
-        raise ValueError(f"let is no table of at most {_MOST_LETS} numbers")
+        raise ValueError(f"let is not a table of at most {_MOST_LETS} numbers")
     lets = {key: _number(value, f"let.{key}") for key, value in given.items()}
     _refuse_circles(lets)
     tables, parts = (table.get(key, []) for key in ("rule", "part"))
     if not (tables or parts) or not all(isinstance(one, list) for one in (tables, parts)):
         raise ValueError("it has no rules: write [[rule]]")
     if not all(isinstance(one, dict) for one in (*tables, *parts)):
-        raise ValueError("a rule, or a part, is no table")
+        raise ValueError("a rule, or a part, is not a table")
     rules: list[Rule] = []
     for one in parts:
         _refuse_unknown(one, ("recipe", "from", "to"), "part ")
@@ -340,7 +340,7 @@ def _entries(given: object) -> Iterator[dict[str, Any]]:
     listed = given if isinstance(given, list) else []
     lists = listed if listed and all(isinstance(one, list) for one in listed) else [listed]
     if not all(isinstance(one, dict) for tables in lists for one in tables) or not all(lists):
-        raise ValueError("each is no list of tables, and no list of such lists")
+        raise ValueError("each is not a list of tables, and no list of such lists")
     if prod(map(len, lists)) > _MOST_RULES:
         raise ValueError(f"more than {_MOST_RULES:,} rules")
     for tables in product(*lists):
@@ -364,7 +364,7 @@ def _steps(table: Mapping[str, Any]) -> Iterator[Step]:
     steps = table["steps"]
     _refuse_unknown(table, (*_ABOUT_RULE, "steps"), "")
     if not isinstance(steps, list) or not steps or not all(isinstance(one, dict) for one in steps):
-        raise ValueError('steps is no list of tables, as [{ op = "stack" }]')
+        raise ValueError('steps is not a list of tables, as [{ op = "stack" }]')
     for one in steps:
         if one.get("op") in ("rename", "drop"):
             raise ValueError(f"{one['op']!r} is a rule of its own, and no step")
@@ -386,12 +386,12 @@ def _step(given: Mapping[str, Any]) -> Step:
             continue
         value = given[name]
         if name == "dim" and type(value) is not int:
-            raise ValueError(f"dim is no integer: {value!r}")
+            raise ValueError(f"dim is not an integer: {value!r}")
         if name in ("dim", "heads", "parts"):
             found[name] = value if name == "dim" else _number(value, name)
             continue
         if not isinstance(value, list) or not value:
-            raise ValueError(f"{name} is no list of numbers")
+            raise ValueError(f"{name} is not a list of numbers")
         found[name] = tuple(_number(one, name) for one in value)
     step = Step(**found)
     dims = step.dims
@@ -401,7 +401,7 @@ def _step(given: Mapping[str, Any]) -> Step:
         raise ValueError(f"{op} takes {'two dimensions' if op == 'transpose' else '0 to n-1 in another order'}")
     for name, places in (("order", step.order), ("of", step.of)):
         if len(set(places)) < len(places) or any(type(one) is not int or one < 0 for one in places):
-            raise ValueError(f"{name} is no list of places, from 0")
+            raise ValueError(f"{name} is not a list of places, from 0")
     if sorted(step.order) != list(range(len(step.order))):
         raise ValueError("order says of each part where it lies: 0 to n-1 in another order")
     if any(side.count(-1) > 1 for side in (step.shape, step.was)):

@@ -100,7 +100,7 @@ class SliceRules:
             raise MigrationRefused(fact, kind="slices-form", hint="Give rules of your own: '*.wo.weight=1'.")
         suffix = ".safetensors" if form == "safetensors" else ".pth"
         if "." in name and not name.endswith(suffix):
-            fact = f"{name!r} is no file of form {form!r}"
+            fact = f"{name!r} is not a file of form {form!r}"
             raise MigrationRefused(fact, kind="slices-form", hint="Leave out `form=`.")
         return name if "." in name else name + suffix
 

@@ -176,7 +176,7 @@ def follow(place: Place, location: str) -> Place:
         url = urljoin(place.url, location)
         scheme = urlsplit(url).scheme
     except ValueError as error:
-        raise _refused("the server redirects to what is no address") from error
+        raise _refused("the server redirects to what is not an address") from error
     if scheme not in _PORTS or (place.scheme == "https" and scheme == "http"):
         raise _refused(f"the server redirects to {scheme or 'no'}://, which is not followed")
     return place_of(url)

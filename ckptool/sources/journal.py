@@ -176,7 +176,7 @@ def look(path: str, fd: int | None = None, folder: int | None = None) -> Found:
             data = b"" if why else system.read_at(journal, _MOST_NBYTES + 1, 0)
             if data.startswith(_MAGIC):
                 return _judged(data, fd)
-        return Found("foreign", why or "its first bytes are no journal's")
+        return Found("foreign", why or "its first bytes are not a journal's")
     except OSError as error:
         return Found("unread", f"it cannot be read: {reason_of(error)}")
     finally:
@@ -199,7 +199,7 @@ def told(path: str) -> tuple[str, str]:
 def _foreign(journal: os.stat_result, file: os.stat_result) -> str:
     """Return why a journal with this status does not count for a file; an empty text if it may count."""
     if not stat.S_ISREG(journal.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if journal.st_nlink > 1:
         return f"it has {journal.st_nlink:,} names"
     if hasattr(os, "geteuid") and journal.st_uid not in (0, file.st_uid, os.geteuid()):

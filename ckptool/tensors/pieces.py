@@ -300,7 +300,7 @@ class PiecesSource(Source):
         if found.dtype != self.dtype:
             raise self._contradiction(piece, f"is of {found.dtype}, not {self.dtype}")
         if found.storage is None or found.layout != "strided" or found.dtype.packed > 1:
-            raise self._contradiction(piece, "is no plain tensor")
+            raise self._contradiction(piece, "is not a plain tensor")
         allowed = DEFAULT_LIMITS.expanded(found.storage.nbytes)
         if found.nbytes > allowed:
             what = f"{self._place(piece)} repeats {found.storage.nbytes:,} bytes into {found.nbytes:,}"

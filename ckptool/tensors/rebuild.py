@@ -271,7 +271,7 @@ class Rebuilder:
             raise malformed_tensor(f"a sparse tensor of layout {layout!r} without its parts")
         parts = self._tensors(zip(fields, data, strict=False))
         if len(parts) != len(fields):
-            raise malformed_tensor(f"a {layout} tensor with parts that are no tensors")
+            raise malformed_tensor(f"a {layout} tensor with parts that are not tensors")
         info = _composite(layout, parts, parts[-1][1], as_sizes(data[len(fields)]))
         coalesced = layout == "sparse_coo" and len(data) > 3 and data[3] is True
         return info._replace(details=(("is_coalesced", True),)) if coalesced else info
@@ -466,7 +466,7 @@ def as_sequence(node: Inert) -> tuple[Inert, ...]:
     if isinstance(node, Call) and isinstance(node.args, tuple) and len(node.args) == 1:  # torch.Size((…,))
         node = node.args[0]
     if not isinstance(node, list | tuple):
-        raise malformed_tensor("a tensor whose shape or strides are no sequence")
+        raise malformed_tensor("a tensor whose shape or strides are not a sequence")
     return tuple(node)
 
 
@@ -474,7 +474,7 @@ def as_sizes(node: Inert) -> tuple[int, ...]:
     """Return a shape, checked by itself, for tensors without strides and storage."""
     sizes = as_sequence(node)
     if len(sizes) > MAX_RANK or not all(map(is_size, sizes)) or not is_countable(sizes):
-        raise malformed_tensor("a tensor whose shape is no sequence of sizes")
+        raise malformed_tensor("a tensor whose shape is not a sequence of sizes")
     return sizes
 
 
@@ -487,7 +487,7 @@ def as_dtype(node: Inert) -> DType:
     """Return the dtype that a name like ``torch.float32`` stands for; raise MalformedFile for others."""
     if isinstance(node, Global) and node.module == "torch" and node.name in dtypes.BY_NAME:
         return dtypes.BY_NAME[node.name]
-    raise malformed_tensor(f"{nodes.class_name(node)} is no element type")
+    raise malformed_tensor(f"{nodes.class_name(node)} is not an element type")
 
 
 def as_layout(node: Inert) -> str:

@@ -169,7 +169,7 @@ def check_extent(info: TensorInfo) -> None:
     if rank != len(stride) or rank > MAX_RANK:
         raise malformed_tensor(f"a tensor of {rank} dimensions with {len(stride)} strides")
     if type(last) is not int or not 0 <= last < MAX_SIZE:
-        raise malformed_tensor("a tensor whose offset is no size")
+        raise malformed_tensor("a tensor whose offset is not a size")
     bits = 0  # the bits of all sizes and steps: negative, or too large, if one of them is
     for size, step in zip(shape, stride):  # noqa: B905 - equal lengths, as checked above
         if type(size) is not int or type(step) is not int:
@@ -178,7 +178,7 @@ def check_extent(info: TensorInfo) -> None:
         bits |= size | step
         last += (size - 1) * step
     if not 0 <= bits < MAX_SIZE:
-        raise malformed_tensor("a tensor whose shape or strides are no sizes")
+        raise malformed_tensor("a tensor whose shape or strides are not sizes")
     if storage is not None and 0 not in shape:
         held = storage.nbytes // dtype.itemsize * dtype.packed
         if last >= held or (dtype.packed > 1 and info.nbytes > storage.nbytes):

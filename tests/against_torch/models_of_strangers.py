@@ -124,7 +124,7 @@ def rename(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict
 
 
 class Parent(nn.Module):
-    """Its child knows its parent, by a list, so that it is no submodule."""
+    """Its child knows its parent, by a list, so that it is not a submodule."""
 
     def __init__(self) -> None:
         super().__init__()

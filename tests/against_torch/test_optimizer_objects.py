@@ -29,7 +29,7 @@ def twice(model: torch.nn.Sequential) -> torch.optim.Optimizer:
 
 
 class KeepsMore(torch.optim.SGD):
-    """Keeps things that are no tensors, and some for no parameter."""
+    """Keeps things that are not tensors, and some for no parameter."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)

@@ -23,7 +23,7 @@ def assert_same_as_the_reference(path: Path) -> None:
         assert found.format == "safetensors"
         assert sorted(found.tensors) == sorted(reference.keys())
         assert dict(found.metadata) == (reference.metadata() or {})
-        for name in reference.keys():  # noqa: SIM118 - it is no mapping
+        for name in reference.keys():  # noqa: SIM118 - it is not a mapping
             oracle.assert_same_tensor(found.tensors[name], reference.get_tensor(name))
 
 

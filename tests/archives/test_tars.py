@@ -1,4 +1,4 @@
-"""Tars of every dialect; what is no regular file is passed over, and nothing is followed."""
+"""Tars of every dialect; what is not a regular file is passed over, and nothing is followed."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ NO_DATA = {
         named("numpy._core.numeric", "_frombuffer"), raw(bytes(8)), FLOAT64, (1,), "K",
         call(named("torch", "Size"), (0,)),
     ),
-    "scales that are no tensor": quantised(call(named("torch._utils", "_rebuild_parameter")), 0),
+    "scales that are not a tensor": quantised(call(named("torch._utils", "_rebuild_parameter")), 0),
     "an axis that is not there": quantised(SCALES, 1),
     "fewer scales than the axis is long": quantised(call(REBUILD, storage(), 0, (3,), (1,), False, ORDERED), 0),
     "a class": named("mypkg", "Net"),
@@ -206,7 +206,7 @@ NO_DATA = {
     "copies of a list": ops(list(range(3000))) + b"q\1" + (b"0" + call(named("builtins", "set"), b"h\1")) * 999,
     "an index of the memo far out": b"K\1r\xff\xff\xff\x0f",
     "the id of a class with its source": ops(("module", named("torch.nn", "Linear"), "x.py", "")) + b"Q",
-    "bytes that are no storage": call(named("torch.storage", "_load_from_bytes"), raw(pickled({"a": 1}))),
+    "bytes that are not a storage": call(named("torch.storage", "_load_from_bytes"), raw(pickled({"a": 1}))),
     "bytes with another pickle behind": call(
         named("torch.storage", "_load_from_bytes"),
         raw(legacy(storage(rest=(None,)), [("0", 4, floats())]) + pickled(1)),
@@ -427,7 +427,7 @@ def test_safetensors_that_are_a_tar_as_well_are_looked_at_as_one(length: int, tm
 @pytest.mark.parametrize("name", ["storages", "tensors"])
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
 def test_a_link_in_place_of_a_member_of_a_tar_may_lead_anywhere(name: str, kind: bytes, tmp_path: Path) -> None:
-    """torch.load() unpacks these two, and reads what a link leads to, which is no part of the file."""
+    """torch.load() unpacks these two, and reads what a link leads to, which is not part of the file."""
     parts = {"storages": pickled(0) + pickled([]), "tensors": pickled(0), "pickle": pickled({"a": 1})}
     link = tarfile.TarInfo(name)
     link.type, link.linkname = kind, str(tmp_path / "other.pkl")

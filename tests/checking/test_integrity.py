@@ -152,7 +152,7 @@ def test_values_that_no_training_wants_are_found(dtype: torch.dtype) -> None:
     report = check(saved({name: tensor.to(dtype) for name, tensor in tensors.items()}), values=True)
 
     found = [(finding.code, finding.severity, finding.message) for finding in report.findings]
-    assert ("CK110", "warning", "values that are no numbers (NaN): nan (1 of 8)") in found
+    assert ("CK110", "warning", "values that are not numbers (NaN): nan (1 of 8)") in found
     assert ("CK111", "warning", "infinite values: inf (1 of 8)") in found
     assert (
         "CK111",
@@ -250,7 +250,7 @@ def test_values_in_large_tensors_are_read_in_pieces() -> None:
     tensor[-1] = math.nan
     report = check(saved({"w": tensor}), values=True)
 
-    assert [finding.message for finding in report.findings] == ["values that are no numbers (NaN): w (1 of 3,000,000)"]
+    assert [finding.message for finding in report.findings] == ["values that are not numbers (NaN): w (1 of 3,000,000)"]
 
 
 def test_a_member_that_would_grow_beyond_what_is_allowed_is_a_finding() -> None:

@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[str, Callable[[], Any], str, Callable[[], Any]]] = {
         lambda: nn.Sequential(nn.Linear(2, 2)),
     ),
     "hooks": ("CK402", hooked, f"{OURS}add_nothing of torch.nn.modules.linear.Linear", lambda: nn.Linear(2, 2)),
-    "parameters that are no tensors": (
+    "parameters that are not tensors": (
         *("CK406", without_a_tensor, "only their classes can read them: weight (types.SimpleNamespace)"),
         lambda: nn.Linear(2, 2),
     ),

@@ -1,5 +1,5 @@
 """
-Files that loaders read in another way than one would think: what any of them would run is no data.
+Files that loaders read in another way than one would think: what any of them would run is not data.
 
 In each case a loader makes a folder, by what is hidden in the file.
 """
@@ -82,7 +82,7 @@ TWOFOLD: dict[str, Callable[[], bytes]] = {
         TAR + tar_member("p", b"8 a=bcd\n17 path=storages\n", b"x", size=8) + TABLE
     ),
     "a name, and a line without a value": lambda: TAR + tar_member("p", b"17 path=storages\n7 path\n", b"x") + TABLE,
-    "a size that is no number for some": sized_by_an_extended_header,
+    "a size that is not a number for some": sized_by_an_extended_header,
     "a sparse table in a folder for some": sparse,
 }
 

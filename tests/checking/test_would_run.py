@@ -147,7 +147,7 @@ PAYLOADS: dict[str, bytes] = {
     + b"s0"
     + ops("true")
     + b"b",
-    "a state that is no dict": call(NAMESPACE)
+    "a state that is not a dict": call(NAMESPACE)
     + call(named("collections", "OrderedDict"))
     + ops("__setstate__")
     + OS
@@ -183,7 +183,7 @@ PAYLOADS: dict[str, bytes] = {
 ARRAY = wrapped(alignment=16, elements=b"\x03\xff\xff\xff" + floats())
 REFUSED = {
     "sys.path", "sys.modules", "attributes of a class", "__setstate__ of an instance", "a name that is computed",
-    "a name from far out in the memo", "a state that got more since", "a state that is no dict",
+    "a name from far out in the memo", "a state that got more since", "a state that is not a dict",
     "__setstate__ of a storage", "a method of a location",
 }  # fmt: skip
 """What cannot be given as a tree: the file is not opened, and what it calls is said all the same."""

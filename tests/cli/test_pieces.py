@@ -79,7 +79,7 @@ def test_what_cannot_be_read_does_not_hide_the_values_of_the_rest(tmp_path: Path
     (folder / "__1_0.distcp").unlink()
 
     result = run("check", "--values", folder, code=1)
-    assert "CK110 values that are no numbers (NaN): model.b (48 of 48)" in result.stdout
+    assert "CK110 values that are not numbers (NaN): model.b (48 of 48)" in result.stdout
     assert "CK113 values not looked at, for they cannot be read: model.a" in result.stdout
     stat = invoke(["stat", str(folder)])
     assert "model.a" in stat.stdout

@@ -137,7 +137,7 @@ def test_safetensors_files_read_as_the_reference_reads_them(row: dict[str, Any])
     with safe_open(FOLDER / row["file"], framework="pt") as reference, checkpoint_of(row) as checkpoint:
         assert sorted(checkpoint.tensors) == sorted(reference.keys())
         assert dict(checkpoint.metadata) == (reference.metadata() or {})
-        for name in reference.keys():  # noqa: SIM118 - it is no mapping
+        for name in reference.keys():  # noqa: SIM118 - it is not a mapping
             oracle.assert_same_tensor(checkpoint.tensors[name], reference.get_tensor(name))
 
 

@@ -374,13 +374,13 @@ REFUSED: dict[str, Callable[[], Tensors]] = {
     "blocks of which nobody knows the length": lambda: {
         "m.weight": torch.zeros(192, 4, dtype=torch.float8_e4m3fn), "m.weight_scale": torch.ones(2, 1)
     },
-    "scales of GPTQ that are no floats": lambda: changed(gptq(4, is_new=False), "m.scales", torch.Tensor.byte),
+    "scales of GPTQ that are not floats": lambda: changed(gptq(4, is_new=False), "m.scales", torch.Tensor.byte),
     "scales of AWQ of fewer columns": lambda: changed(awq(), "m.scales", lambda one: one[:, :-1]),
     "MXFP4 in groups of 30": lambda: changed(mxfp4(), "m.weight_blocks", lambda one: one[..., :-1]),
     "scales of NVFP4 for 32 each": lambda: changed(nvfp4(), "m.weight_scale", lambda one: one[:, :1]),
     "powers of two turned round": lambda: changed(fp8_powers(), "m.weight_scale", torch.Tensor.t),
     "an order of columns in two dimensions": lambda: changed(gptq(4, is_new=False), "m.g_idx", lambda one: one[None]),
-    "numbers of a code book that are no floats": lambda: changed(
+    "numbers of a code book that are not floats": lambda: changed(
         nf4(twice=False), "m.weight.quant_map", torch.Tensor.byte
     ),
     "a layout that is not known": lambda: {"m.codes": ints(4, 4), "m.codebooks": torch.rand(1, 4, 4, 4)},

@@ -436,7 +436,7 @@ def test_numpy_is_not_imported_unless_values_differ_and_torch_never(tmp_path: Pa
     assert changed.split() == ["False", "numpy"]
 
 
-# Values that are no tensors
+# Values that are not tensors
 
 
 def tree_differences(a: Inert, b: Inert, path: str = "x") -> list[Change]:

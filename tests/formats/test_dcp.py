@@ -345,7 +345,7 @@ def test_an_item_that_is_no_tensor_and_a_value_that_is_no_file_of_torch(tmp_path
     with (writer.folder / stored.relative_path).open("ab") as file:
         file.write(text)
     with ckptool.open_checkpoint(writer.close()) as opened:
-        with pytest.raises(MalformedFile, match=r"the item of 'w' in '__0_0\.distcp' is no tensor"):
+        with pytest.raises(MalformedFile, match=r"the item of 'w' in '__0_0\.distcp' is not a tensor"):
             opened.tensors["w"].read()
         assert not opened.extras
     report = ckptool.check(writer.folder)

@@ -55,13 +55,13 @@ def with_field(of: Callable[[Any], Any], name: str, value: object) -> Callable[[
 @each(
     ("change", "message"),
     [
-        (no_text, "a name that is no text"),
+        (no_text, "a name that is not text"),
         (with_field(first, "length", None), "an item without a name, or a place"),
         (with_field(first, "offset", -1), "an item without a name, or a place"),
-        (with_field(first, "transform_descriptors", "stream.zstd/1"), "transforms are no list"),
+        (with_field(first, "transform_descriptors", "stream.zstd/1"), "transforms are not a list"),
         (no_pieces, "'a' without pieces"),
         (with_field(chunk, "sizes", None), "a piece without offsets or sizes"),
-        (with_field(chunk, "offsets", ("2", "0")), "'a' has pieces at what are no numbers"),
+        (with_field(chunk, "offsets", ("2", "0")), "'a' has pieces at what are not numbers"),
         (with_field(chunk, "offsets", [0] * 65), "a piece without offsets or sizes"),
     ],
 )

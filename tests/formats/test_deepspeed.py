@@ -297,11 +297,11 @@ MIXED: list[tuple[int, Callable[..., Path], dict[str, object], str]] = [
     (2, saved_again, OTHER_STEP, "steps of the optimizer differ: 2.0"),
     (2, saved_again, flats(torch.zeros(9)), "numbers of flat tensors differ: 2"),
     (2, saved_again, flats(torch.zeros(9), torch.zeros(3)), "needs 371 elements .* have 195"),
-    (2, saved_again, flats(torch.zeros(9), torch.zeros(9), None), "is no flat tensor"),
-    (2, saved_again, flats(torch.zeros(3, 3), torch.zeros(3, 3)), "is no flat tensor"),
+    (2, saved_again, flats(torch.zeros(9), torch.zeros(9), None), "is not a flat tensor"),
+    (2, saved_again, flats(torch.zeros(3, 3), torch.zeros(3, 3)), "is not a flat tensor"),
     (2, saved_again, {"single_partition_of_fp32_groups": None}, "no single_partition_of_fp32_groups"),
     *(
-        (2, saved_again, paddings(one), "param_alignment_paddings are no sizes|elements")
+        (2, saved_again, paddings(one), "param_alignment_paddings are not sizes|elements")
         for one in (-4, 1 << 62, 1.5, None)
     ),
     (2, model_again, {"dp_world_size": 4}, "4 data-parallel ranks, the optimizer is in 2 parts"),

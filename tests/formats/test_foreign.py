@@ -1,4 +1,4 @@
-"""What ckptool.formats.identify says of files that are no checkpoints, and that it keeps silent about checkpoints."""
+"""What ckptool.formats.identify says of files that are not checkpoints, and that it keeps silent about checkpoints."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def save_legacy(tensors: Tensors, path: Path) -> None:
 
 def load_safetensors(path: Path) -> Tensors:
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
 
 
 def load_torch(path: Path) -> Tensors:
@@ -692,7 +692,7 @@ def _replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
 
 DIGEST = "0f" * 32
 NO_BLOBS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a name that is no digest": (_move_link("../../blobs/secret"), "shard-link"),
+    "a name that is not a digest": (_move_link("../../blobs/secret"), "shard-link"),
     "a digest of another length": (_move_link(f"../../blobs/{DIGEST}0"), "shard-link"),
     "a digest in capitals": (_move_link(f"../../blobs/{DIGEST.upper()}"), "shard-link"),
     "a digest and a line": (_move_link(f"../../blobs/{DIGEST}\n"), "shard-link"),

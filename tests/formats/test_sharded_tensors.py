@@ -121,7 +121,7 @@ def without_shards(tensor: ShardedTensor) -> None:
     ("damage", "said"),
     [
         (without_list, "that does not list its shards"),
-        (without_tensor, "with a shard that is no tensor"),
+        (without_tensor, "with a shard that is not a tensor"),
         (without_shards, "without its shards"),
     ],
 )

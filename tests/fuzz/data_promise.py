@@ -33,7 +33,7 @@ from tests.fuzz.trees import Changer, Node, walk, written
 
 BATCH = 2000
 ASKED = 50
-"""Of files whose pickle alone is more than data, each so manyth is graded whole, to see that it is no data, too."""
+"""Of files whose pickle alone is more than data, each so manyth is graded whole, to see that it is not data, too."""
 LARGEST = 160
 """Nodes of a seed, at most: larger ones take long, and have nothing that smaller ones lack."""
 

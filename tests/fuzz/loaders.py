@@ -117,7 +117,7 @@ class Watcher:
 
 
 def finds_nothing(module: str) -> bool:
-    """Say whether a module is asked for below one that is no package, so that none is looked for."""
+    """Say whether a module is asked for below one that is not a package, so that none is looked for."""
     above = sys.modules.get(module.rpartition(".")[0])
     return above is not None and not hasattr(above, "__path__")
 

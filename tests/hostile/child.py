@@ -114,7 +114,7 @@ def timed(work: Callable[[], Any]) -> Any:
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """Run a verb as the shell would; what is no exit code is an untyped error."""
+    """Run a verb as the shell would; what is not an exit code is an untyped error."""
     done = timed(lambda: invoke(list(arguments)))
     error = done.exception
     if error is not None and not isinstance(error, SystemExit):

@@ -50,7 +50,7 @@ def assert_no_more_than_the_reference(data: bytes) -> bool:
     """
     Fail if we accept what it refuses, or find something else in it. Return whether we accept without an error.
 
-    Metadata that is no text is such an error.
+    Metadata that is not text is such an error.
     """
     found = ours(data)
     if found is None or found.format != "safetensors":

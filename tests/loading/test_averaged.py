@@ -43,7 +43,7 @@ class EMA(nn.Module):
 
 
 class TensorDictModule(nn.Module):
-    """As tensordict has it: what it calls ``module`` is no wrapper's."""
+    """As tensordict has it: what it calls ``module`` is not a wrapper's."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights beside those that are chosen are never left out in silence, and what is no weights raises no alarm."""
+"""Weights beside those that are chosen are never left out in silence, and what is not weights raises no alarm."""
 
 from __future__ import annotations
 

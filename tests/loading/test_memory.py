@@ -33,7 +33,7 @@ import torch, ckptool
 from torch import nn
 
 path, LAYERS = sys.argv[1], int(sys.argv[2])
-ckptool.load, ckptool.load_into, ckptool.LiveModel, ckptool.predict_memory  # imports are no part of what is measured
+ckptool.load, ckptool.load_into, ckptool.LiveModel, ckptool.predict_memory  # imports are not part of what is measured
 
 
 def status(name):
@@ -157,7 +157,7 @@ def work(ready, measure, leave):
 
 def workers():
     torch.set_num_threads(1)
-    fill_small()  # once, before they fork: what torch and Python need at first is no part of what is measured
+    fill_small()  # once, before they fork: what torch and Python need at first is not part of what is measured
     gc.freeze()  # as servers do before they fork: a collection in a child copies what it looks at
     ready, measure, leave = os.pipe(), os.pipe(), os.pipe()
     streams = [start(work, ready[1], measure[0], leave[0]) for _ in range(4)]

@@ -56,7 +56,7 @@ def test_each_function_takes_either_word(word: str, path: Path) -> None:
     assert ckptool.load(path, **{"map_location": "meta", word: "meta"})["weight"].is_meta
     for call in calls:
         call(path, **{word: "cpu"})
-        with pytest.raises(ckptool.DeviceUnavailable, match="'nowhere' is no device"):
+        with pytest.raises(ckptool.DeviceUnavailable, match="'nowhere' is not a device"):
             call(gone, **{word: "nowhere"})
         with pytest.raises(ValueError, match="map_location='meta' and device='cpu' are two words for one thing"):
             call(gone, map_location="meta", device="cpu")

@@ -1,4 +1,4 @@
-"""Entries that are no tensors: all that torch.load() makes by default is made, and the rest is said to be missing."""
+"""Entries that are not tensors: all that torch.load() makes by default is made, and the rest is said to be missing."""
 
 from __future__ import annotations
 

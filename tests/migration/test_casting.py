@@ -315,4 +315,4 @@ def test_what_is_no_part_of_the_weights_is_said_to_keep_its_type(form: Any, tmp_
     report = ckptool.migrate(path, tmp_path / "b.pth", form=form, dtype="float16")
 
     assert report.after.dtypes == {"float16": 1, "float32": 2}
-    assert "2 tensors that are no part of the weights keep their type: layers.0, layers.1" in report.notes
+    assert "2 tensors that are not part of the weights keep their type: layers.0, layers.1" in report.notes

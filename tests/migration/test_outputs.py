@@ -241,7 +241,7 @@ def test_the_other_name_of_a_hard_link_keeps_the_old_bytes(way: str, folder: Pat
     assert (folder / "other.pth").read_bytes() == migrated(checkpoint(), tmp_path, "other.pth")
 
 
-# Links, folders, and what else is no place for a file
+# Links, folders, and what else is not a place for a file
 
 
 @links

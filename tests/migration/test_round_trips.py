@@ -1,5 +1,5 @@
 """
-Every fixture through every form and back: names, order, ties, values, metadata, and everything that is no tensor.
+Every fixture through every form and back: names, order, ties, values, metadata, and everything that is not a tensor.
 
 What ckptool reads of a source is held against what torch reads of the target; that ckptool reads the source right is
 shown in ``against_torch``.

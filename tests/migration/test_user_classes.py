@@ -87,7 +87,7 @@ def test_a_class_is_found_by_its_file_or_its_module(
     folder(tmp_path / "nets", package=package)
     monkeypatch.chdir(tmp_path)
     if "/" not in spec and not package:
-        (tmp_path / "sizes.py").write_text("SIZE = 2\n")  # a folder of modules is no folder on the path
+        (tmp_path / "sizes.py").write_text("SIZE = 2\n")  # a folder of modules is not a folder on the path
 
     assert ckptool.check("nets/x.pth", model=spec).worst in (None, "info")
     ckptool.migrate("nets/x.pth", "y.pth", model=spec)

@@ -495,7 +495,7 @@ def test_scales_of_activations_in_a_whole_model_of_a_library(tmp_path: Path, mon
 
 
 class Tied(nn.Module):
-    """A layer whose scale is no part of its ``state_dict()``."""
+    """A layer whose scale is not part of its ``state_dict()``."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

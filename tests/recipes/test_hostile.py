@@ -49,7 +49,7 @@ def test_a_view_of_one_element_does_not_become_billions_of_tensors(operation: st
     [
         (
             "[let]\n" + "".join(f'a{n} = "a{n + 1}"\n' for n in range(5000)) + "a5000 = 1\n",
-            "let is no table of at most 100 numbers",
+            "let is not a table of at most 100 numbers",
         ),
         (
             "[[rule]]\neach = [{"

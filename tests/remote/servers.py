@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: Any) -> None:
-        """A client that goes away is no error."""
+        """A client that goes away is not an error."""
 
 
 class Handler(BaseHTTPRequestHandler):

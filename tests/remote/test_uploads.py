@@ -112,7 +112,7 @@ def is_write(command: str, path: str) -> bool:
 
 
 def failing(server: Server, kept: type[Bucket], first: int, *, only: bool) -> None:
-    """Let requests fail from a certain one on that is no plain read, or only that one."""
+    """Let requests fail from a certain one on that is not a plain read, or only that one."""
     signed = server.before
     seen = []
 

@@ -68,7 +68,7 @@ def unavailable(origin: str | os.PathLike[str]) -> FileUnavailable:
     return box[0]
 
 
-# What is no file
+# What is not a file
 
 
 @posix

@@ -78,7 +78,7 @@ def available(device: str | torch.device) -> torch.device:
         wanted = torch.device(device.lower() if isinstance(device, str) else device)
     except (RuntimeError, TypeError) as error:
         raise DeviceUnavailable(
-            f"{str(device)!r} is no device",
+            f"{str(device)!r} is not a device",
             kind="unknown-device",
             hint="Name one as torch does: cpu, cuda:0, mps; 'ckptool devices' lists those here.",
         ) from error

@@ -248,7 +248,7 @@ def _refuse_kind(path: str) -> None:
             hint="Name the file itself, if it is yours to change: caches name files by what is in them.",
         )
     if not stat.S_ISREG(mode):
-        raise MigrationRefused("it is no regular file", kind="not-a-file", path=path, hint=_COPY)
+        raise MigrationRefused("it is not a regular file", kind="not-a-file", path=path, hint=_COPY)
 
 
 def _read_only(path: str) -> MigrationRefused:

@@ -107,7 +107,7 @@ def write_parquet(path: str, rows: Iterable[Mapping[str, Any]], schema: Mapping[
     Write rows to a file, in the place of an older one, and return how many there were.
 
     ``schema`` is the JSON Schema of a row; its field ``schema`` is not a column.
-    Text that is no Unicode has ``\\udc80`` and the like for its bytes; numbers beyond 64 bits are the largest of these.
+    Text that is not Unicode has ``\\udc80`` and the like for its bytes; larger numbers than 64 bits are the largest.
 
     Raises:
         MissingPackage: pyarrow is not installed.
@@ -146,7 +146,7 @@ def refuse_others(path: str, begins: tuple[bytes, ...], what: str) -> None:
         os.close(fd)
     if begin not in begins:
         kind = f"not-{what.lower()}"
-        raise OutputFailed(f"is there, and is no {what} file", kind=kind, path=path, hint="Move it away.")
+        raise OutputFailed(f"is there, and is not a {what} file", kind=kind, path=path, hint="Move it away.")
 
 
 def _type(schema: Mapping[str, Any], defs: Mapping[str, Any], arrow: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Paths that are no files, and files that are no checkpoints."""
+"""Paths that are not files, and files that are not checkpoints."""
 
 from __future__ import annotations
 

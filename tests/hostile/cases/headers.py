@@ -59,7 +59,7 @@ NO_TEXT = {
     "a list": [],
     "text": "pt",
 }
-"""Metadata that is no mapping of text to text: the reference library refuses the file, whose tensors are whole."""
+"""Metadata that is not a mapping of text to text: the reference library refuses the file, whose tensors are whole."""
 
 
 INTEGERS, FLOATS = json.dumps(entry("I32")), json.dumps(entry())

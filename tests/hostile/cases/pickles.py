@@ -310,7 +310,7 @@ MEMO = {
     "an entry that was never put": b"h\7",
     "an entry from before": b"g99\n",
     "an entry below zero": b"g-1\n",
-    "an entry that is no number": b"gx\n",
+    "an entry that is not a number": b"gx\n",
     "a long entry that was never put": b"j" + pack("<I", 1 << 31),
     "put below zero": b"Np-1\n",
 }

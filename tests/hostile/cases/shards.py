@@ -225,7 +225,7 @@ REFUSED: dict[str, tuple[Make, str, tuple[str, ...]]] = {
 READ: dict[str, Make] = {
     "a sound one": write,
     "a total that lies": lambda folder: write(folder, total_size=1 << 200),
-    "a total that is no number": lambda folder: write(folder, total_size={"a": []}),
+    "a total that is not a number": lambda folder: write(folder, total_size={"a": []}),
     "a cache of the hub's": lambda folder: _snapshot(
         folder, lambda blob: blob.write_bytes(build.safetensors({"b": DATA}))
     ),

@@ -20,7 +20,7 @@ T = tensor(storage())
 HOOKS = call(named("collections", "OrderedDict"))
 
 
-ROOT_ONLY = (None,)  # what legacy streams write for a storage that is no view
+ROOT_ONLY = (None,)  # what legacy streams write for a storage that is not a view
 
 
 INDICES = tensor(storage("1", 2, "LongStorage"), (1, 2), (2, 1))
@@ -265,7 +265,7 @@ INLINE = {
     "a stream of a tensor": raw(legacy({"w": tensor(storage(rest=ROOT_ONLY))}, [("0", 4, floats())])),
     "a stream that is cut": raw(legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())])[:-1]),
     "a stream without keys": raw(legacy(storage(rest=ROOT_ONLY), [("0", 4, floats())], keys=[])),
-    "text that is no bytes": ops("\u20ac" * 100),
+    "text that is not bytes": ops("\u20ac" * 100),
     "bytes in hex": call(named("_codecs", "encode"), legacy(storage(rest=ROOT_ONLY)).hex(), "hex"),
 }
 

@@ -74,7 +74,7 @@ def _back(box: Box, folder: Path, expected: Mapping[str, torch.Tensor]) -> None:
     found = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
     try:
         load(found, storage_reader=FileSystemReader(target), no_dist=True)
-    except CheckpointException as error:  # which is no Exception
+    except CheckpointException as error:  # which is not an Exception
         raise AssertionError(str(error)) from error
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), f"{name} is not the same when DCP loads it"

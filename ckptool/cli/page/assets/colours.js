@@ -40,7 +40,7 @@ function withNaN(scheme, rows) {
 	return { ...scheme, isMarked, colour, entries: [{ label: "NaN", colour: (theme) => NAN[theme] }, ...scheme.entries] };
 }
 
-/** Return what a layer is called: the nearest module that is no number, or the tensor itself. */
+/** Return what a layer is called: the nearest module that is not a number, or the tensor itself. */
 function layerOf(leaf) {
 	for (let node = leaf.parent; node?.parent; node = node.parent) {
 		if (!/^\d+$/.test(node.name)) return node.name;

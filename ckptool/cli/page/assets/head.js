@@ -80,7 +80,7 @@ function reasons(file) {
 function others(file) {
 	if (!file.extras?.length) return null;
 	const lines = file.extras.map((line) => element("li", { class: "mono" }, line));
-	return element("details", {}, element("summary", {}, "Values that are no tensors"), element("ul", {}, ...lines));
+	return element("details", {}, element("summary", {}, "Values that are not tensors"), element("ul", {}, ...lines));
 }
 
 /** Return a card for each command, with all findings that it does something about, and for each finding without one. */

@@ -41,7 +41,7 @@ export function percent(part, whole) {
 	return share < 0.1 ? "< 0.1 %" : `${share.toFixed(share < 9.95 ? 1 : 0)} %`;
 }
 
-/** Return a measured number to four digits; what is no number as it is. */
+/** Return a measured number to four digits; what is not a number as it is. */
 export function measured(value) {
 	if (value === null || value === undefined) return "–";
 	if (typeof value === "string") return value === "inf" ? "∞" : value === "-inf" ? "−∞" : value;

@@ -421,7 +421,7 @@ class Items:
         with within(_place(name, item), known=item.file):
             info = self.piece(name, item, offsets).tensor()
         if info is None:
-            raise MalformedFile(f"{_place(name, item)} is no tensor", kind="piece")
+            raise MalformedFile(f"{_place(name, item)} is not a tensor", kind="piece")
         return info
 
     def values(self, items: Mapping[str, Item]) -> tuple[dict[str, Parsed], list[Remark]]:
@@ -456,7 +456,7 @@ class Items:
         """Read a file of ``torch.save``: an item, or a file of the folder that the index does not name."""
         parsed = self._probe.read_inner(source)
         if parsed.rebuilder is None or not parsed.streams or parsed.traits.program:
-            raise MalformedFile("is no file of torch.save", kind="item")
+            raise MalformedFile("is not a file of torch.save", kind="item")
         return parsed
 
     def in_safetensors(self, entries: Iterable[Entry | Item | None]) -> list[str]:
@@ -545,7 +545,7 @@ class ItemParts:
         except Failure as error:
             return error.message
         if info is None:
-            return "is no tensor"
+            return "is not a tensor"
         flat = sizes is not None and len(sizes) == 1 and info.numel == sizes[0]
         if sizes is not None and info.shape != sizes and not flat:
             return f"has shape {list(info.shape)}, not {list(sizes)}"

@@ -233,7 +233,7 @@ def _read(source: FileSource, name: str, limits: Limits) -> Index:
     for _ in each(range(len(described)), limits.cancellation):
         key, entry = described.pop()
         if type(key) is not str:
-            raise _malformed("a name that is no text")
+            raise _malformed("a name that is not text")
         own = places.pop(key, [])
         if _is(entry, "BytesStorageMetadata"):
             whole = [item for offsets, item in own if offsets is None]
@@ -329,7 +329,7 @@ def _overlaps(places: _Places, files: set[str]) -> dict[str, tuple[int | None, i
 
 def _transforms(node: Inert) -> tuple[str, ...]:
     if not isinstance(node, list | tuple) or len(node) > _MOST_TRANSFORMS or not all(type(one) is str for one in node):
-        raise _malformed("an item whose transforms are no list of names")
+        raise _malformed("an item whose transforms are not a list of names")
     refuse_long("the name of a transform", *node)
     return tuple(node)
 
@@ -356,7 +356,7 @@ def _entry(name: str, fields: nodes.Pairs, places: list[tuple[tuple[Inert, ...] 
             rows = [(as_sizes(offsets), as_sizes(sizes)) for offsets, sizes in boxes]
             check_tiling(name, shape, rows)
     except TypeError as error:
-        raise _malformed(f"{name!r} has pieces at what are no numbers") from error
+        raise _malformed(f"{name!r} has pieces at what are not numbers") from error
     except Failure as error:
         fault = error
     rows = rows or []

@@ -123,7 +123,7 @@ class _File:
         found: dict[str, Shape] = {}
         for name, size in nodes.mapping_pairs(node) or []:
             if type(name) is not str or name in found:
-                raise self.malformed(f"{what} has a name twice, or one that is no text")
+                raise self.malformed(f"{what} has a name twice, or one that is not text")
             try:
                 found[name] = as_sizes(size)
             except MalformedFile as error:
@@ -201,7 +201,7 @@ class OptimStates(_File):
         for index, node in enumerate(said):
             info = self.rebuilder.tensor(node)
             if info is None or len(info.shape) != 1 or not is_plain(info):
-                raise self.malformed(f"{key}.{index} is no flat tensor")
+                raise self.malformed(f"{key}.{index} is not a flat tensor")
             found.append(info)
         return found
 
@@ -212,7 +212,7 @@ class OptimStates(_File):
         if said is None:
             return None
         if not isinstance(said, list) or not all(isinstance(one, list) and all(map(is_size, one)) for one in said):
-            raise self.malformed("param_alignment_paddings are no sizes")
+            raise self.malformed("param_alignment_paddings are not sizes")
         return said
 
     @cached_property

@@ -136,7 +136,7 @@ def part(state: Inert, rebuilder: Rebuilder) -> Part:
         own = nodes.attribute_pairs(shard)
         info = rebuilder.tensor(nodes.lookup(own, "tensor"))
         if info is None:
-            raise malformed("with a shard that is no tensor")
+            raise malformed("with a shard that is not a tensor")
         local.append((_box(nodes.attribute_pairs(nodes.lookup(own, "metadata"))), info))
     ranks = nodes.attribute_pairs(group)
     rank, world = (nodes.lookup(ranks, key) for key in ("global_rank", "global_world_size"))
