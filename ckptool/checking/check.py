@@ -438,11 +438,10 @@ def refused(path: str, origin: Origin, error: CkptoolError, scope: Scope) -> Che
     drop_tracebacks(error)
     limits = scope.limits
     survey = safety.survey_origin(origin, limits, glances=scope.glances)
-    path = os.fspath(origin) if isinstance(origin, str | os.PathLike) else ""
-    if os.path.isfile(path):
+    if isinstance(origin, str | os.PathLike) and os.path.isfile(origin):
         from ckptool.checking import folder_files  # most files can be opened
 
-        survey = safety.merged([("", survey), ("", folder_files.of_name(path, limits))])
+        survey = safety.merged([("", survey), ("", folder_files.of_name(os.fspath(origin), limits))])
     beside = _neighbours(origin, None, limits)
     seen = survey if beside is None else beside.with_others(survey)
     # The error of a damaged file already says that not all of it could be inspected.

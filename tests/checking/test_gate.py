@@ -328,7 +328,7 @@ def test_o_replaces_json_and_nothing_else(folder: Path, tmp_path: Path) -> None:
         assert shown.startswith("fine ")
         assert json.loads(out.read_text())["worst"] is None
     before = (folder / "fine.pth").read_bytes()
-    assert "no JSON" in run("check", "--json", "-o", folder / "fine.pth", folder / "bad.pth", code=2).stderr
+    assert "not a JSON" in run("check", "--json", "-o", folder / "fine.pth", folder / "bad.pth", code=2).stderr
     assert (folder / "fine.pth").read_bytes() == before
     run("inspect", "--jsonl", "-o", out, folder / "fine.pth", "-q")
     assert json.loads(out.read_text())["schema"].startswith("ckptool.inspect/")

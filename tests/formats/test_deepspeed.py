@@ -325,7 +325,7 @@ NO_SHAPES: list[tuple[object, str]] = [
     ([{"emb.weight": (-1, 2)}, {}], "no shape for 'emb.weight'"),
     ([{"emb.weight": "x"}, {}], "no shape for 'emb.weight'"),
     ([{"a": torch.Size((1,))}, {"a": torch.Size((1,))}], "in two groups"),
-    ([{3: torch.Size((1,))}], "no text"),
+    ([{3: torch.Size((1,))}], "not text"),
     ([], "elements|groups"),
     ("x", "elements|groups"),
 ]
