@@ -1,4 +1,4 @@
-"""``python -m ckptool`` and ``ckptool``: start the command line; an interrupt never prints a traceback."""
+"""``python -m ckptool`` and ``ckptool``: start the command line. An interrupt never prints a traceback."""
 
 import gc
 import os

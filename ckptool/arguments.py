@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions against their annotations, before anything is read."""
+"""Check the arguments of public functions against their annotations, before anything is read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Quantised weights as plain ones: which layouts can be made dense, from which tensors, computed while they are read.
+Quantised weights as plain ones: which can be made dense, and from which tensors.
 
 Shapes and types are compared here, from the index alone. What does not fit is refused by name, before a value is read.
 Scales, and all that has no meaning without them, are left out. Everything else stays as it is.

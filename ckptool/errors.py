@@ -1,5 +1,5 @@
 """
-Every exception that ckptool raises.
+All exceptions of ckptool.
 
 * CkptoolError
   + Failure                 something is wrong with a file, or with the request

@@ -1,5 +1,5 @@
 """
-Pure functions of one checkpoint, for engines that map a function over many: Ray, Dask, Spark, a pool of processes.
+Functions of one checkpoint, for engines that map over many: Ray, Dask, Spark, a pool of processes.
 
 Each takes plain arguments, can be pickled, and returns a dict that JSON can hold. None raises for what is wrong with
 a file: the dict has that as its ``error``. So a fleet of workers can share a list, and no file stops the others.

@@ -1,4 +1,4 @@
-"""How much a file may cost its reader: fixed bounds, and ``Limits``, which callers can replace."""
+"""``Limits`` that callers can set, and fixed bounds: how much a file may cost."""
 
 from typing import Final, NamedTuple
 

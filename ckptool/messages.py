@@ -1,4 +1,4 @@
-"""Pieces of text for people: counts, the first few names of many, labelled lines, sizes, text that is safe to print."""
+"""Pieces of text for people: counts, first names of many, sizes, text that is safe to print."""
 
 from __future__ import annotations
 

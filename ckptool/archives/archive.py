@@ -1,4 +1,4 @@
-"""Archives: the members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
+"""``Archive``: the members of a zip or tar as byte ranges. Nothing is decompressed before it is read."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,5 +1,5 @@
 """
-Files compressed as a whole: gzip, zlib, bzip2, xz and lzma, recognised by their first bytes.
+Files compressed as a whole (gzip, zlib, bzip2, xz, lzma), recognised by their first bytes.
 
 joblib writes all of them, and people compress state dicts by hand. Also frames of Zstandard, in memory.
 """

@@ -1,5 +1,5 @@
 """
-``check``: whether a checkpoint is complete and safe, will load here, and fits into a model, as a ``CheckReport``.
+``check``: whether a checkpoint is whole, safe, will load here, and fits a model, as a ``CheckReport``.
 
 By default, only the structure is inspected, in time that does not grow with the tensors. ``deep`` reads every byte.
 """

@@ -1,5 +1,5 @@
 """
-``Finding``: a notable fact about a checkpoint, with a code, a severity, and a command that does something about it.
+``Finding``, the table ``CODES`` of all findings, and the commands of their hints.
 
 Which command line of ``ckptool migrate`` helps with a checkpoint is judged by its content, without making a plan. A
 command is given only if that migration is possible, and if plain ``torch.load(path)`` opens what it writes. If needed,

@@ -1,5 +1,5 @@
 """
-The other files in the folder of a checkpoint: what unpickling them would do, and whether copies of weights are equal.
+The other files in a checkpoint's folder: what unpickling them runs, and copies that differ.
 
 They matter because loaders of frameworks read such files, too.
 """

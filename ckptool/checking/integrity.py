@@ -1,5 +1,5 @@
 """
-``verify``: reads every byte of a checkpoint, and compares it with its checksums, if there are any.
+``verify``: whether every byte matches its checksum; SHA-256 of a file; which tensors of a cut file are whole.
 
 Large records are read by two threads through small buffers, so memory does not grow with the file. It needs no torch.
 

@@ -1,4 +1,4 @@
-"""Whether the weights of a checkpoint fit into a model: what is missing, unexpected or of another shape, and why."""
+"""Whether the weights of a checkpoint fit a model: what is missing, unexpected or of another shape."""
 
 from __future__ import annotations
 

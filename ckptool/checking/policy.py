@@ -1,5 +1,5 @@
 """
-The gate of ``check`` and ``scan``: which findings make a file fail, and a policy of which are let through.
+What makes ``check`` and ``scan`` fail: conditions, a policy that lets findings through, a baseline.
 
 1. A file fails if what was found in it meets a condition: has a code, or at least a severity or a grade.
 2. A file that cannot be opened, and may be a checkpoint, neither fails nor passes: its content is unknown.

@@ -1,5 +1,5 @@
 """
-What unpickling a file would do: every call of every pickle in order, with its grade and its place.
+What unpickling a file would run, each call with its grade and place; findings of it, and a line per loader.
 
 Also makes findings of that, and a line for each way to load the file. Nothing is looked up or called.
 """

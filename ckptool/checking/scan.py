@@ -1,5 +1,5 @@
 """
-``scan``: a row of facts about every checkpoint at some paths.
+The rows of ``scan``: the facts about one checkpoint, and the work of one process of many.
 
 ``row`` is a pure function of one path, so that any number of processes can share a list of paths.
 

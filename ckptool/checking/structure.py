@@ -1,5 +1,5 @@
 """
-Findings about the structure of a checkpoint: what is notable, why it matters, and what mends it.
+Findings about names, storages and devices that need no values: a function each, in the list ``CHECKS``.
 
 Each check is one function that inspects a ``Checkpoint`` and yields ``Finding``s; ``CHECKS`` is the list of them.
 Nothing is read, run or imported, but for the index of another file that has the same weights by its name. There are

@@ -1,5 +1,5 @@
 """
-What loading a checkpoint needs: whether plain ``torch.load(path)`` would open it, which devices, releases and packages.
+Whether plain ``torch.load(path)`` opens a file, and which devices, releases and packages it needs.
 
 Nothing is called. Since PyTorch 2.6, plain ``torch.load`` is ``weights_only=True``: it refuses names that are not on
 its list, opcodes that it does not know, and files that are for another loader. The findings are about form and names;

@@ -1,5 +1,5 @@
 """
-Reads the values of tensors: searches for NaN, infinities, zeros and indices out of range, and makes statistics.
+Values: searches all tensors for NaN, infinities and wrong indices, and makes the statistics of ``stat``.
 
 Indices of sparse tensors have to stay inside their shapes:
 

@@ -1,4 +1,4 @@
-"""``Checkpoint``: the tensors of an open file by name, and everything else in it."""
+"""``Checkpoint``: what ``open_checkpoint`` returns, the tensors of an open file by name and everything else in it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """
-Find what is missing from a state dict: entries that modules add in code or only their own classes can read, empty
-stubs of partitioned weights, halves of adapters, and layers.
+What is missing from weights (entries that code adds, empty stubs, half adapters, layers), and its refusal.
 
 What code adds is known for a few packages only, see ``modules``; for all other classes it is not guessed.
 """

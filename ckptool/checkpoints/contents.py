@@ -1,5 +1,5 @@
 """
-Inert nodes to contents by name: tensors, the groups they form, and everything else.
+Nodes to contents: gives every tensor of a tree its dotted name, and groups them by their containers.
 
 Strategy: two walks, neither recursive. The first visits every container once, by identity, and marks those that have
 a tensor anywhere below; the second follows only the marked ones, in file order, and gives each tensor its full dotted

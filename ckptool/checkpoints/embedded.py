@@ -1,5 +1,5 @@
 """
-Find files inside values: bytes in a pickle that ``torch.save`` or ``pickle`` wrote to memory first. None is opened.
+Files inside values: bytes in a pickle that are a file of their own. None is opened.
 
 skorch, d3rlpy and others store weights so. ``FILE::PATH`` opens one; if the whole value is bytes, PATH is ``content``.
 """

@@ -1,5 +1,5 @@
 """
-Find parts of a checkpoint by names: the entries that a path or a role names, to drop them, and averaged weights.
+Entries of a checkpoint by path or role, to drop them; averaged weights (EMA) among others.
 
 A path is full, or relative to a state dict, without its key. Dotted keys have paths of several components, and a common
 prefix of keys is an entry, too: ``model_ema`` of ``{"model_ema.conv": …, "model_ema.norm": …}``.

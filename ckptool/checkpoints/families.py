@@ -1,5 +1,5 @@
 """
-Recognise known families of tensors: kinds of adapters, and models that make images.
+Recognise kinds of adapters (LoRA) and models that make images, by names and shapes.
 
 It is a guess from names and shapes, unless a file beside the checkpoint confirms it.
 

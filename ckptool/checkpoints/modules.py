@@ -1,5 +1,5 @@
 """
-Pickled ``nn.Module`` graph to the entries of its ``state_dict()``, without its classes.
+Pickled ``nn.Module`` (a whole model) to the entries that its ``state_dict()`` would have, without its classes.
 
 The rule is Module.state_dict's own: parameters, then persistent buffers, then children, each in the order of its
 dict; entries that are None are skipped; a tensor that is reached by several names has all of them. Plain attributes

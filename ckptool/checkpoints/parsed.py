@@ -1,5 +1,5 @@
 """
-``Parsed``: what the reader of a format found in a file. A ``Checkpoint`` is made from it.
+``Parsed``: what a format's reader returns, of which a ``Checkpoint`` is made; ``Traits`` of formats.
 
 Also the records in it that few files have: shards, members, files beside it, its set of files, source code, remarks.
 """

@@ -1,5 +1,5 @@
 """
-Find quantised weights: which tensors are codes, and which are their scales, code books and other companions.
+Quantised weights: which tensors are codes, and which are their scales and other companions.
 
 1. Dtypes, shapes, values and places decide. Codes are 8-bit floats, torch's quantised dtypes, and matrices of integers
    that are not masks, positions or tables of indices.

@@ -1,5 +1,5 @@
 """
-Layouts of quantised weights, recognised by names: the library, the number of bits, and which elements share a scale.
+Table of how libraries store quantised weights: names, bits, and which elements share a scale.
 
 A layout is the name and dtype of the tensor with the values, and the name of a scale that must exist, too, with a dtype
 and shape that fit: see ``RULES``. Names alone prove nothing: any model may have a ``weight_scale``.

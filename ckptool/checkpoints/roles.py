@@ -1,5 +1,5 @@
 """
-Decide which state dicts in a checkpoint are weights, averages or an optimizer's, and which one is the model.
+Which dicts in a checkpoint are state dicts: weights, averages or an optimizer's; and which is the model.
 
 ``collect_weights`` also decides which tensors of a tree are weights:
 

@@ -1,5 +1,5 @@
 """
-The training states in a file: optimizers, schedulers, scalers, and states of random number generators.
+The training states in a file: optimizers, schedulers, scalers and random number generators.
 
 They are recognised by their keys, as objects and as state dicts. An object names its class. A state dict is named by
 the class of torch that has the same settings and values.

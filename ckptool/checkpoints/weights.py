@@ -1,5 +1,5 @@
 """
-Choose the weights of a checkpoint, and prepare them for loading or writing: one flat mapping under new names.
+Choose the weights of a checkpoint, and prepare them to be loaded or written: one mapping of names; their digest.
 
 Names are relative to the chosen state dict, with the requested changes; the order is the file's. Besides tensors there
 are entries that are not tensors (packed parameters, extra state), and the metadata of the modules.

@@ -1,4 +1,7 @@
-"""The command line: parse, call, print, choose the exit code. One module for each verb, imported when it is used."""
+"""
+The command line itself: runs a verb, and turns errors and interrupts into messages and exit codes. One module for each
+verb, imported when it is used.
+"""
 
 from __future__ import annotations
 

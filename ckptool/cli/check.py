@@ -1,6 +1,5 @@
 """
-``ckptool check``: whether files are whole and safe, will load here, and fit into a model. ``ckptool explain``: what an
-error message means, and what in a file causes it.
+``ckptool check`` and ``ckptool explain``.
 
 Also the options of ``check`` and ``scan`` that say what fails, and what is let through.
 """

@@ -1,4 +1,4 @@
-"""``ckptool diff``: where two checkpoints differ."""
+"""``ckptool diff``."""
 
 from __future__ import annotations
 

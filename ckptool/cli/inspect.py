@@ -1,4 +1,4 @@
-"""``ckptool inspect``: what is in these files."""
+"""``ckptool inspect``."""
 
 from __future__ import annotations
 

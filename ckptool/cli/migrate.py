@@ -1,5 +1,5 @@
 """
-``ckptool migrate``: the same checkpoint in another form, for another device, under other names.
+``ckptool migrate`` and ``ckptool merge``.
 
 And ``ckptool merge``, which writes as it does: adapters into the model that they are for, or the mean of several.
 """

@@ -1,4 +1,4 @@
-"""The verbs that need only a few lines each: what they call is imported when it is used."""
+"""Small verbs: ``report``, ``recipe``, ``recover``, ``devices``, ``example``, ``completion``, ``fixtures``."""
 
 from __future__ import annotations
 

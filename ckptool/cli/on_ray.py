@@ -1,5 +1,5 @@
 """
-A pool of Ray's processes: on the cores of this machine, or on those of a cluster.
+``--ray``: a pool of Ray's processes, on this machine or on a cluster.
 
 Ray is an extra, imported only if it is requested. Its workers are processes with this package. Their work and their
 answers are pickles, from one of these processes to another: no checkpoint has a part in that. A Ray that is started

@@ -1,5 +1,5 @@
 """
-Options that several verbs share; paths and addresses as arguments.
+Options that several verbs share, ``--pager`` and ``--ray`` among them; paths and addresses as arguments.
 
 Options on how remote files are reached are read before any path.
 """

@@ -1,5 +1,5 @@
 """
-Pools of processes that work on items: each process gets the next batch of them when it is idle.
+Pools of processes for ``scan`` and ``migrate``: starts them, and gives each the next batch when it is idle.
 
 ``Processes`` are new Pythons of this machine; ``on_ray`` has those of Ray. If a process dies, its items are tried
 again; one is lost only if several died at it. Processes exchange pickles; no checkpoint has a part in that.

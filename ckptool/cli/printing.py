@@ -1,5 +1,5 @@
 """
-Prints what verbs have found out about files: as text, a line for each, rows, JSON or SARIF.
+``Result``, what a verb found out about one file; prints it as text, lines, rows, JSON or SARIF.
 
 A verb makes a ``Result`` of each file. An ``Output`` prints it, whatever the verb; ``output_for`` chooses one by the
 options. JSON is printed piece by piece, so that a long one is never in memory as a whole: escapes may make a text of

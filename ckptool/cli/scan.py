@@ -1,4 +1,4 @@
-"""``ckptool scan``: a row for each of thousands of checkpoints, with all cores; any database can then query them."""
+"""``ckptool scan``: its options, its files of rows, its totals; the rows are made in ``checking/scan``."""
 
 from __future__ import annotations
 

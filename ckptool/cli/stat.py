@@ -1,4 +1,4 @@
-"""``ckptool stat``: statistics of the values in checkpoints."""
+"""``ckptool stat``."""
 
 from __future__ import annotations
 

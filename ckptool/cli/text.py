@@ -1,5 +1,5 @@
 """
-Text for people: errors, as every verb prints them, and reports, in colours if a terminal shows them.
+Text on a terminal: errors, reports in colours, progress, and the pager.
 
 ``ProgressLine`` shows the progress of long reading or writing on a terminal: share, bytes, rate, time that remains.
 """

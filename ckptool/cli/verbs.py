@@ -1,4 +1,4 @@
-"""The verbs: their names, other words that people try for them, and their modules, each imported when it is used."""
+"""The table of verbs: names, other words for them, examples; what click lacks for their options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-``diff``: open both checkpoints → match names → compare the facts of each tensor → compare values.
+``diff``: opens both checkpoints, matches their names, and compares facts and values.
 
 Everything but the values comes from the two indexes. Values are compared in bounded pieces, and numpy is imported
 only to compute by how much they differ.

@@ -1,5 +1,5 @@
 """
-The formats on disk, a module each, and ``open_checkpoint``, which finds the one that a file is in.
+``open_checkpoint``, which finds the format of a file; the list of formats, a module each.
 
 Content decides, never the suffix: each format gets the same ``Probe`` of a file, and recognises its own files.
 """

@@ -1,5 +1,5 @@
 """
-What the names of files and folders mean, as one table, and which of them could be the checkpoint of a folder.
+What names of files and folders mean, and which files of a folder may be its checkpoint.
 
     model.safetensors.index.json, model-00001-of-00003.safetensors       an index, and its shards
     model.fp16-00001-of-00002.safetensors, …                             shards without an index, of a variant

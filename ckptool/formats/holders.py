@@ -1,5 +1,5 @@
 """
-Find pickles in files that are neither archives nor pickles: arrays of numpy, and text with base64 in it.
+Pickles inside files of numpy and inside text as base64, for those who search for pickles.
 
     \\x93NUMPY, version, length, {'descr': '<f4', …}, elements, \\x93NUMPY, …      numpy.save, several times
     {"policy": {":serialized:": "gASV…"}}                                         stable-baselines3

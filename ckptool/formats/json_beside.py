@@ -1,4 +1,4 @@
-"""Read small files of JSON beside a checkpoint: how it is quantised, and which model an adapter is for."""
+"""Settings in JSON beside a checkpoint: how it is quantised, and which model an adapter is for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Find the checkpoints that paths stand for: files, patterns that no shell expanded, folders of many, addresses.
+The paths of a command: patterns, folders of many, addresses; which checkpoints they stand for.
 
 Files that are one checkpoint together count as one.
 """

@@ -1,5 +1,5 @@
 """
-Programs for other loaders, beside checkpoints and in archives: Keras, TensorFlow, TorchServe, MLflow, settings.
+Files of other loaders beside checkpoints and in archives: Keras, TensorFlow, TorchServe, MLflow.
 
 They are recognised by their first bytes, words in their text, or their names. Nothing of them is parsed.
 """

@@ -1,5 +1,5 @@
 """
-Checkpoints packed in something else: compressed as a whole, or the members of a zip or tar made by other programs.
+Checkpoints inside something else: compressed files, and members of zips and tars of other programs.
 
 stable-baselines3 zips hold policy.pth beside its optimizer; AllenNLP tars hold weights.th beside a vocabulary. The one
 member that holds a model's weights is opened; where several do, they are listed, and ``FILE::MEMBER`` picks one.

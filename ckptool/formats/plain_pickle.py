@@ -1,5 +1,5 @@
 """
-``pickle.dump`` of something with tensors in it: one pickle, each storage a complete legacy stream in its bytes.
+``pickle.dump`` of something with tensors in it.
 
     pickle    … torch.storage._load_from_bytes(b"legacy stream") …
 

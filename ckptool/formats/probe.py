@@ -1,4 +1,4 @@
-"""What every format checks in a source: its first bytes, and its members where it is an archive."""
+"""``Probe``: what each format is shown of a file, its first bytes and its members."""
 
 from __future__ import annotations
 

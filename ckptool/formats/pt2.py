@@ -1,5 +1,5 @@
 """
-``torch.export.save``: an exported program and its weights in a zip, laid out in two ways.
+``torch.export.save``: an exported program and its weights in a zip.
 
 Since 2.8:
     <root>/archive_format                              "pt2"

@@ -1,5 +1,5 @@
 """
-An index of shards: JSON that names the file beside it in which each tensor is. Together they are one checkpoint.
+An index of shards: JSON that names the file of each tensor. Together they are one checkpoint.
 
     {"metadata": {"total_size": 24}, "weight_map": {"name": "model-00001-of-00002.safetensors", …}}
 

@@ -1,4 +1,4 @@
-"""Strict JSON: no extensions of Python's parser, and nothing that two parsers could understand differently."""
+"""Strict JSON: nothing that two parsers could understand differently."""
 
 from __future__ import annotations
 

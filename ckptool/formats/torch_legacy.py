@@ -1,5 +1,5 @@
 """
-``torch.save`` before PyTorch 1.6, and since then on request: consecutive pickles, then raw storages.
+``torch.save`` before PyTorch 1.6: consecutive pickles, then raw storages.
 
     pickle 0x1950a86a20f9469cfc6c    magic
     pickle 1001                      protocol

@@ -1,5 +1,5 @@
 """
-TorchScript, by ``torch.jit.save`` or for mobile: a zip as ``torch.save`` writes, with classes of its own.
+TorchScript: the zip that ``torch.jit.save`` writes, also for mobile.
 
     <root>/data.pkl           the module; its attributes lie flat in its state
     <root>/data/<key>         storages

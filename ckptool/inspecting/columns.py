@@ -1,6 +1,4 @@
-"""
-How tensors are listed: in tables, by columns that each get a value from a tensor, and as the tree of their names.
-"""
+"""The table and the tree of tensors: columns, each with the value that it gets from a tensor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-``inspect``: what is in a checkpoint, as a report, as an object for JSON, and its metadata as lines.
+``inspect`` of Python, the object that it is in JSON, and metadata as lines.
 
 Metadata is the text of safetensors' ``__metadata__`` and of an index, and each value of a pickled tree that is not a
 tensor. JSON that is too long for a line is laid out; values that JSON does not have are described in a line.

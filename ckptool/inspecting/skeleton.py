@@ -1,5 +1,5 @@
 """
-Writes Python code of classes with the names, shapes and layers of a pickled ``nn.Module``; no file has its forward().
+Python code of a pickled model's classes (its skeleton): names, shapes and layers, without forward().
 
 A module of torch.nn becomes a call, if its attributes imply exactly the entries in the file. Any other gets a class.
 Modules of one class whose lines differ only in values share it: these values are arguments.

@@ -1,4 +1,4 @@
-"""Which state dict of a checkpoint goes into a model, under which names, and whether a plan can say where."""
+"""Which state dict of a checkpoint goes into a given model, and under which names."""
 
 from __future__ import annotations
 

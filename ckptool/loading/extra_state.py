@@ -1,5 +1,5 @@
 """
-Makes Python and torch values of inert nodes, and nothing else.
+Nodes to the Python and torch values that ``load_state_dict`` wants beside weights (extra state, packed parameters).
 
 They are numbers, text, bytes, lists, tuples, dicts, sets, tensors, torch's own constants, and weights that torch keeps
 packed.

@@ -1,5 +1,5 @@
 """
-``plan``: which tensor of a checkpoint goes into which tensor of a model, decided before a byte is copied.
+The plan of a load: which tensor of a checkpoint goes into which tensor of a model, before a byte is copied.
 
 The model's own ``state_dict(keep_vars=True)`` is compared with the names and shapes in the file. Names that differ by
 wrappers are paired. Names that differ by a prefix are paired if that explains all names of the model, or, where names

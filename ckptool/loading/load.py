@@ -1,5 +1,5 @@
 """
-``load``: the weights of any checkpoint as a state dict of ``torch.Tensor``, on the device that the caller wants.
+``load``: the weights of a checkpoint as a state dict of ``torch.Tensor``, on any device.
 
 For one rank's shard of the weights, tensors are cut along a dimension, and only the rank's part is read. A part along
 the first dimension is one range of the file. Along others, its elements are gathered while reading.

@@ -1,5 +1,5 @@
 """
-``load_into``: loads the weights of a checkpoint into an existing model, tensor by tensor, without a second copy.
+``load_into``: the weights of a checkpoint into an existing model, without a second copy.
 
 All that can be checked is checked before anything changes. Then the file's bytes are read right into the memory of
 tensors that store them unchanged, other tensors are copied one by one, and those on the meta device are replaced.

@@ -1,4 +1,4 @@
-"""``load_model``: the one call that unpickles a file, and with it runs whatever the file says. Only when trusted."""
+"""``load_model``: ``torch.load`` of a whole model, which runs the file's code; only with ``trust=True``."""
 
 from __future__ import annotations
 

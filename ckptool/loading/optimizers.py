@@ -1,4 +1,4 @@
-"""Finds the state of an optimizer in a checkpoint, checks it against the optimizer, and makes it loadable."""
+"""The state of an optimizer in a checkpoint, checked against a given optimizer and made loadable."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Adapters of low rank (LoRA) → the weights that they change, computed while they are read.
+Adapters (LoRA) into the weights that they change.
 
 Names and shapes are compared before anything is written. Every pair of an adapter is used, or the merge is refused.
 The names that libraries give the tensors of adapters, and how strong one is:

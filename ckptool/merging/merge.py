@@ -1,5 +1,5 @@
 """
-Merge: a migration of one checkpoint with weights of others in it: adapters, or the mean of several checkpoints.
+``merge``: adapters into their model, or the mean of several checkpoints.
 
 Everything that ``migrate`` guarantees holds here, too: forms, types, verification, bounded memory. A mean is computed
 while it is read, a few megabytes of each file at a time.

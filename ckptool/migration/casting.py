@@ -1,5 +1,5 @@
 """
-Tensors in another floating type: each becomes one whose bytes are cast while they are read.
+Casts in a migration: tensors in another floating type, cast while they are read.
 
 Values are cast only while they are written, a few megabytes at a time, so a plan stays cheap and memory bounded. The
 arithmetic is torch's, by way of ``torch_ops``.

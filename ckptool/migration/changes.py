@@ -1,4 +1,4 @@
-"""The changes that a caller requests of a migration, and the device tags that result from them."""
+"""``Changes``: what a caller asks of a migration; and the device tags that result."""
 
 from __future__ import annotations
 

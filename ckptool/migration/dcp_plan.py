@@ -1,5 +1,5 @@
 """
-A checkpoint → a folder as ``torch.distributed.checkpoint`` (DCP) writes it: files of items, and an index.
+The plan of a DCP folder: files of items, and an index.
 
     __0_0.distcp    values first, then tensors, cut along their first dimension where they are large
     __0_1.distcp    more of them, where files are to be smaller than all; the items of a tensor are in one

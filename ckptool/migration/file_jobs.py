@@ -1,5 +1,5 @@
 """
-A folder that several processes write: each file is a job, which any of them may take, and which may be done twice.
+A folder that several processes write: each file is a job that any of them may take.
 
 The process that writes the folder makes the plan. A job is plain data: the source with the versions of its files, the
 requested changes, and which file of the plan to write where. A worker makes the same plan from the same indexes, or

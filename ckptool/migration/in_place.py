@@ -1,5 +1,5 @@
 """
-Migrate a file in place, or by way of a clone: plan → lock → journal → edit → read back → commit.
+Migrations in place: plans the edit, and compares the edited file with the plan; also edits of clones.
 
 A clone is a new file that shares the source's bytes, of which the index is edited. All guarantees of ``migrate`` hold,
 as it has no name until it is read back and on the disk; but tensors are not read, so their checksums are not compared.

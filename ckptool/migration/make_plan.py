@@ -1,5 +1,5 @@
 """
-Requested changes → the form to write, the path of the result, and the plan of its files.
+What a migration writes: form, path and plan, from the requested changes.
 
 A plan reads no tensors. Changes that would lose or confuse something are refused here, before anything is written.
 """

@@ -1,5 +1,5 @@
 """
-Migrate: plan → write → verify → publish.
+``migrate``: plan, write, verify, publish.
 
 The plan states what goes into the new file, and reads no tensors. Writing copies bytes in bounded pieces; verifying
 reads the new file back; only then does the file get its name. The source is only opened for reading.

@@ -1,5 +1,5 @@
 """
-The plan of a migration: files, each with a name and its content in order, and the tensors to be found in them.
+``Plan``: the files to write, each with its content in order, and the tensors to be found in them.
 
 Nothing here writes: ``writing`` carries out plans of every form.
 """

@@ -1,5 +1,5 @@
 """
-Weights → a safetensors file, or a folder of shards with an index, as the reference libraries write them.
+The plan of a safetensors file, or of a folder of shards with an index.
 
 Tensors are packed in the library's order (by type, then name). The metadata has ``{"format": "pt"}`` and, for each tied
 name that was left out, ``removed → kept``; spaces pad the header to a multiple of 8. The order of names and the

@@ -1,5 +1,5 @@
 """
-``save``: tensors in memory → a file, as ``migrate`` writes one.
+``save``: tensors in memory to a file, as ``migrate`` writes one.
 
 There is no separate writer: the tensors are put into a ``Checkpoint``, a new one or the original with its tensors
 replaced, and that is migrated. The original's file is only read.

@@ -1,5 +1,5 @@
 """
-Refuse or note, before anything is written: unknown names, results without tensors, entries that torch refuses.
+Refuses or notes before anything is written: unknown names, empty results, entries that torch refuses.
 
 Plain ``torch.load(path)`` refuses a whole file for one object of other code than torch's, so such entries are refused.
 Of calls in the new pickle, those that reach the system are refused, all others listed.

@@ -1,5 +1,5 @@
 """
-A checkpoint → a zip as ``torch.save`` writes it: the weights alone, or everything that the source holds.
+The plan of a zip as ``torch.save`` writes it: the weights alone, or everything.
 
 The pickled tree is written again with its storages numbered anew; the storages are copied byte for byte. No class is
 needed, and nothing runs. Nodes are never changed, as the checkpoint goes on using them: keys are renamed, entries left

@@ -1,5 +1,5 @@
 """
-A pickled tree → the nodes of a new file: storages numbered anew, device tags set, some nodes replaced by others.
+A pickled tree to that of a new file: storages numbered anew, device tags set, nodes replaced.
 
 ``TreeRewriter`` is the ``substitute`` of ``pickles.writer``, which calls it for every node and writes what it returns.
 

@@ -1,5 +1,5 @@
 """
-Compare what was written with what was planned.
+Compares what was written, read back, with its plan.
 
 1. Every byte: each payload, and everything between payloads together, has the checksum of what was written.
 2. Every tensor: the result is opened as any checkpoint is, by readers that share no code with the writers, and has the

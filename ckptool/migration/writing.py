@@ -1,5 +1,5 @@
 """
-Carry out a plan of any form: write its files, read them back, compare them, and publish the result.
+Carries out a plan of any form: writes the files, has them read back and compared, and publishes them.
 
 Each file is filled, put on the disk, and read back, byte for byte; other processes may do that. When all files are
 complete, the result is opened as any checkpoint is, and its tensors are compared with the plan. Only then does it get

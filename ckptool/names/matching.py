@@ -1,5 +1,5 @@
 """
-Match the names of a checkpoint with those of a model, and find the renames that explain the difference.
+Which names of a checkpoint are which of a model: the renames that explain the difference.
 
 Strategy: try the few renames that wrappers and trainers make (a wrapper's component, an added, removed or replaced
 prefix, old spellings), and keep the fewest under which most names are equal and have equal shapes. Names that are only

@@ -1,5 +1,5 @@
 """
-Patterns of names with variables in braces, for recipes: match a name to values, and make a name from values.
+Patterns of names with variables in braces, for recipes.
 
 ``{i}`` is one component or a part of one, without dots. ``{x:weight|bias}`` is one of these texts. ``{r+}`` is one or
 more complete components; so is ``{p}``, which may also be none at the beginning. ``{e*}`` is each number of a list of

@@ -1,5 +1,5 @@
 """
-Changes of names: pure functions from the names of a state dict to their new names.
+Changes of names: functions from the names of a state dict to new ones.
 
 A rule maps a list of names to a list of the same length, with None for an entry that is removed with its wrapper;
 ``rename`` applies rules in order and refuses changes that would lose a tensor. Prefixes are complete dotted components:

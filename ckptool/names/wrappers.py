@@ -1,5 +1,5 @@
 """
-The components that training wrappers add to the names of the model inside them: one table, and functions on it.
+The table ``WRAPPERS`` of what training wrappers add to names (``module.``), and functions on it.
 
 Names of classes are only text here, and no class is imported.
 """

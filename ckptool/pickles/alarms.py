@@ -1,5 +1,5 @@
 """
-Calls that are known to reach the system, by their names: an alarm, never a proof that other calls do not.
+Names of calls that reach the system (commands, files, network): an alarm, never a proof of safety.
 
 The tables of names are only text: nothing in them is looked up. No such list is complete: a name that is not in it
 still counts as code. Calls that only look a name up (``getattr(os, "system")``) are resolved to that name, and names

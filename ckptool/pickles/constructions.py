@@ -1,5 +1,5 @@
 """
-A table of calls in pickles that only make data: for each the name, the exact form of its arguments, and the reason.
+The table of calls in pickles that only make data: names, forms of arguments, reasons.
 
 A pickle is ``data`` if everything in it is a literal or made by a row of this table: see ``judge``. A row counts for
 the exact full name as Python maps it at the protocol of the pickle. Its words are those of ``forms``. To add a row,

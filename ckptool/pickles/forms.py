@@ -1,5 +1,5 @@
 """
-The forms that arguments, states and items of constructions may have: a test for each word of ``constructions``.
+What the words for arguments in ``constructions`` stand for: a test of each form.
 
 A value is a literal of the pickle (numbers, text, bytes, lists, tuples, dicts, sets: see ``nodes``), or the result of a
 listed construction, for which ``Values`` has the word. An object that got other attributes, is used before it gets its

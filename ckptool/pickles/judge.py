@@ -1,5 +1,5 @@
 """
-Judge what unpickling may do, from the names and calls that the reader has recorded.
+Whether a pickle is data, and what else it may do, from what the reader has recorded.
 
 A pickle is ``data`` only if every name and call in it is listed in ``constructions``. Any other name or call runs code,
 or may; it is ``system`` if ``alarms`` knows it.

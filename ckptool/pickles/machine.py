@@ -1,5 +1,5 @@
 """
-The machine that interprets a pickle: its results (``Pickle``), its registers, and its window onto the source.
+The state of the interpreter of pickles: ``Pickle``, its results; registers; its window onto the source.
 
 The window covers the bytes around the current opcode. An opcode that needs more raises ``NeedMore`` before it has
 changed anything; then the window is moved and the opcode is started again.

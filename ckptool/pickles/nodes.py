@@ -1,5 +1,5 @@
 """
-Inert nodes, the values of a pickle: nothing here can look a name up, call it, or hash what a file nests.
+Inert nodes, the values of a pickle, and functions that walk them.
 
 A pickled value becomes
     None bool int float str bytes bytearray list tuple    itself

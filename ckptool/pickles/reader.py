@@ -1,5 +1,5 @@
 """
-Pickle bytes to inert nodes, for protocols 0 to 5. Looks up no name, calls nothing, hashes no key.
+Pickle bytes to inert nodes: the interpreter, for protocols 0 to 5. Looks up no name, calls nothing, hashes no key.
 
 Strategy: one loop over the opcodes. The dozen that make up nearly all of a checkpoint (strings, small ints, memo,
 tuples, calls) are handled in the loop itself, in order of frequency; the rest are functions in the table ``_RARE``.

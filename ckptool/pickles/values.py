@@ -1,5 +1,5 @@
 """
-What inert nodes stand for: plain Python values, the names of their types, and a line of text about any of them.
+Nodes to plain Python values (numbers, text, lists), names of their types, and lines of text for people.
 
 Callers of ``plain_value`` can pass functions that make other values. The line of ``describe`` is bounded in width and
 depth whatever the file nests.

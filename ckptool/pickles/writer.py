@@ -1,5 +1,5 @@
 """
-Inert nodes to pickle bytes: the inverse of ``reader``, for trees in which something was changed.
+Nodes to pickle bytes.
 
 ``substitute`` is called with every call, dict and persistent id before it is written, and returns the node to write
 in its place: so a change needs no copy of the tree, and shared or recursive nodes stay so. For a plain tensor, which

@@ -1,4 +1,4 @@
-"""Recipes: how the tensors of one layout become those of another, without computing anything."""
+"""Recipes: how the tensors of one layout become those of another."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-A recipe and the weights of a checkpoint → the weights in the other layout.
+Applies a recipe to the weights of a checkpoint.
 
 All rules match the original names, and are applied at once. A name that two rules match, a part that is missing, and a
 name that no rule matches are refused, by name.

@@ -1,5 +1,5 @@
 """
-Find a recipe by its name or path, and numbers for it beside a checkpoint, and apply it to weights.
+Finds a recipe by name or path, and its numbers beside a checkpoint.
 
 A name may also be that of a model type of transformers, whose own table says how a checkpoint becomes the weights of
 its class: renames by regular expressions, one after another, and operations on tensors, some of them below one module

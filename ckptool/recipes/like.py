@@ -1,5 +1,5 @@
 """
-Find the renames and recipes that give the weights of one checkpoint the names and shapes of another.
+Finds the renames and recipes that give weights the names and shapes of another checkpoint.
 
 Shapes alone decide nothing, as q and k have the same one: a way is a few renames that wrappers and trainers make, one
 of the recipes that come with ckptool, or two in a row, and again a few renames.

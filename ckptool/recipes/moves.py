@@ -1,5 +1,5 @@
 """
-Apply the steps of a recipe to the facts of tensors: join, cut and permute them, without computing a value.
+What the steps of a recipe do to tensors: join, cut, permute, without computing a value.
 
 The bytes of a result are ranges of the bytes of its inputs, or their elements in another order; they are read when it
 is written, in bounded pieces.

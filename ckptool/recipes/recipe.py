@@ -1,5 +1,5 @@
 """
-``Recipe``: rules for how tensors become others, from a table of TOML; each has an inverse, except ``drop``.
+``Recipe``: its rules, read from TOML; each has an inverse, except ``drop``.
 
 Everything that can be wrong with a recipe itself is checked here: names of variables, steps that do not fit each other,
 numbers that depend on each other in a circle.

@@ -1,5 +1,5 @@
 """
-How model parallelism cuts tensors: rules for the slices of ranks, and the files of ranks joined to one checkpoint.
+Slices of model parallelism: how ranks cut tensors, and their files joined to one checkpoint.
 
     GLOB=DIM         each rank has a slice along a dimension, in the order of the ranks
     GLOB=DIM/2       two tensors in one, of each of which a rank has a slice; DIM/8:2:2 where they are not of one size

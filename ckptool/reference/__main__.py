@@ -1,4 +1,4 @@
-"""What ``python -m ckptool.reference`` runs, once it is known that torch is there."""
+"""``python -m ckptool.reference``."""
 
 from __future__ import annotations
 

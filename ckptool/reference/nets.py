@@ -1,4 +1,4 @@
-"""The reference nets, importable under their own names so that pickled models can refer to them."""
+"""The reference nets."""
 
 # No postponed annotations here: torch.jit.script wants those of a module as objects.
 import itertools

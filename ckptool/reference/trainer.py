@@ -1,5 +1,5 @@
 """
-Trains a reference net for real, and saves what people put into ``torch.save`` then: six habits, good and bad.
+Trains a net, and saves it as people do: six habits, good and bad.
 
 Images to train on that need no download: scikit-learn's digits, and CIFAR-10 where it is already there.
 

@@ -1,4 +1,4 @@
-"""Bytes, read at a position: of files, memory and folders; and of what is far away, at addresses of these schemes."""
+"""Bytes, read at a position: of files, memory, folders, and what is far away at an address."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
 """
-Addresses of remote files: their schemes, the options to reach them, and how they are shown without secrets.
+Addresses of remote files: schemes, options, and how they are shown without secrets.
 
 Also where a redirect on the web may lead: not from https to http, and not into this machine or its network. Otherwise
 a foreign server could make us ask what only this machine may: its own services, or those that a cloud offers at a

@@ -1,5 +1,5 @@
 """
-CRC-32 checksums of ranges of files, computed by several threads.
+CRC-32 of ranges of files, by several threads.
 
 Threads take runs of one range in turn, so that a file of one huge storage is as fast as one of many; the checksum of
 the range follows from those of its runs, because a CRC is linear (as in zlib's ``crc32_combine``).

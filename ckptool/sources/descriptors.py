@@ -1,5 +1,5 @@
 """
-Descriptors of files and folders: opened below a folder without leaving it by links, and few open at a time.
+Descriptors of files and folders: opened without following links out of a folder; a pool keeps few open.
 
 Each component of a name is opened in the folder that was opened before it, and no link is followed, so a change
 meanwhile cannot lead elsewhere. There is one exception: links of the form that the cache of Hugging Face's hub makes

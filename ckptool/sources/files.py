@@ -1,6 +1,6 @@
 """
-Open local files, and read them at a position. ``descriptors`` opens files by names that another file gives. Also reads
-small text files that people write for ckptool: policies and recipes, in TOML.
+Open local files, and read them at a position; small files of text and TOML that people write. ``descriptors`` opens
+files by names that another file gives.
 
 Readers do not map files: a mapping that is truncated kills the process, a short read is an error that can be caught.
 ``FileSource.map`` is for callers that pass memory on to users.

@@ -1,5 +1,5 @@
 """
-A directory as the source of a checkpoint of several files: lists its names, and opens its files by name.
+A folder as a source: lists its names, and opens its files by name.
 
 Neither a name in a file nor a link can lead out of the folder: see ``descriptors``.
 """

@@ -1,5 +1,5 @@
 """
-The journal of an edit in place: the bytes that it overwrites and those that it writes, in a file beside the edited one.
+The journal of an edit in place: its bytes, and whether it counts.
 
     magic                     16 bytes
     head                      which file, its size before and after, the guards, how many changes

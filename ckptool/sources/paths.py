@@ -1,5 +1,5 @@
 """
-Paths and addresses: what exists there, what it probably is, and its name in messages, in commands and as a copy.
+Paths and addresses: what is there, suffixes of checkpoints, names in messages and commands.
 
 Names of addresses leave out what may be secret in them.
 """

@@ -1,4 +1,4 @@
-"""A prefix of a store as a folder: one listing gives all names below it, and its files are read by ranges."""
+"""A prefix of a store as a folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Sources of bytes: their base classes, and those that need no file system. Also ``Meter``, which reports progress.
+``Source``, the base class, and sources in memory; ``Meter``, which reports progress.
 
 A source has no current position, so threads can share it. Reads are exact: every caller compares its range with
 ``nbytes`` first, so fewer bytes than requested mean that the file changed meanwhile.

@@ -1,5 +1,5 @@
 """
-System calls that differ between systems: for files and folders, memory, processes and shells.
+System calls that differ between systems: files and folders, memory, processes, shells.
 
 No other package makes them. ``posix`` and ``nt`` have the same functions, documented in ``posix``. Files and folders
 are descriptors on every system, and errors are OSErrors with the usual codes.

@@ -1,5 +1,5 @@
 """
-One row per element type: torch's name, its size, and its code in each file format.
+Table of element types: torch's name, size, and code in each format.
 
 Sources: torch/storage.py (storage classes), torch/_export/serde/schema.py (pt2 numbers), the safetensors
 specification (codes). A test compares this table with torch's own lists.

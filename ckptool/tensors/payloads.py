@@ -1,5 +1,5 @@
 """
-Payloads: the bytes of a storage or a tensor, to be copied in chunks, with their checksum.
+Payloads: the bytes of a storage or tensor, copied in chunks with their checksum.
 
 A payload is read in bounded pieces and never as a whole, so that memory does not grow with its size. Also sources whose
 bytes are computed while they are read in order, for example those of a cast tensor.

@@ -1,5 +1,5 @@
 """
-Inert nodes to ``TensorInfo``: the meaning of each call that torch pickles for a tensor.
+Nodes to ``TensorInfo``: the table ``_RULES`` of calls that torch pickles for a tensor.
 
 Strategy: ``_RULES`` maps the exact ``(module, name)`` that the pickle calls to a method that reads the arguments as
 data. Calls of any other name are not tensors; no name is looked up. The meaning of persistent ids depends on the

@@ -1,5 +1,5 @@
 """
-The facts about a tensor and its storage, without bytes: ``TensorInfo``, ``StorageRef``.
+``TensorInfo``, ``StorageRef``: the facts about a tensor and its storage, without bytes.
 
 Strides and offsets count elements, as torch counts them; sizes in bytes are called ``nbytes``.
 

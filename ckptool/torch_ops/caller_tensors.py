@@ -1,4 +1,4 @@
-"""Makes ``TensorInfo`` of a caller's tensors: their bytes stay where they are, and are copied while they are read."""
+"""Tensors of a caller (for ``save``) as ``TensorInfo``; their bytes stay where they are."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Dequantises weights: each function yields the values of one weight in row-major order, as float32.
+The values of quantised weights as float32, computed as the library of each layout does.
 
 Each does what the library that wrote the layout does, in its order, so that results are equal bit by bit after one
 rounding to the requested type. A product of a code of up to 8 bits and a scale of 16 bits is exact in float32. So it

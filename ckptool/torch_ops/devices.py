@@ -1,5 +1,5 @@
 """
-Devices: how their tags are written, which ones torch can compute on here, and why CUDA is missing, if it is.
+Device tags, the devices that torch can compute on here, and why CUDA is missing.
 
 Each kind of accelerator is used by what its module in torch can do. `torch.cuda` has streams, events, and numbers of
 free memory; `torch.mps` has one queue for everybody; other modules have some of these. Where one is missing, the safe

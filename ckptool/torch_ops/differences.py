@@ -1,5 +1,5 @@
 """
-Computes by how much the elements of two tensors differ, and how alike they are as vectors: with numpy, in float64.
+By how much the elements of two tensors differ, and how alike they are, for ``diff``.
 
 Without numpy, only the elements that differ are known. It is imported inside the functions, so that importing this
 module costs nothing.

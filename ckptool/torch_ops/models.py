@@ -1,4 +1,4 @@
-"""Builds, fills and saves models whose class the *user* names, in a module or a file."""
+"""Builds, fills and saves models whose class the user names."""
 
 from __future__ import annotations
 

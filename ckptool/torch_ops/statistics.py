@@ -1,5 +1,5 @@
 """
-Statistics of packed elements of any type, in one pass, with numpy; and elements as arrays of numpy.
+Statistics of one tensor's elements in one pass, for ``stat``; elements as arrays of numpy.
 
 Strategy: every element is counted under the upper half of its bits as float32 (sign, exponent, 7 bits of fraction), of
 which there are 65,536. Types of 16 bits or less have no more values than that, so the counts give exact statistics.

@@ -1,4 +1,4 @@
-"""Traces how torch code moves tensors: it runs on the device ``meta``, and each view and copy is recorded."""
+"""Traces how torch code moves tensors, on the device ``meta``."""
 
 from __future__ import annotations
 

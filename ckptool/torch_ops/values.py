@@ -1,6 +1,5 @@
 """
-Arithmetic on elements: casts to other types and what they lose, searches for NaN and other odd values; and merged
-weights: averages, and what an adapter adds to a weight.
+Casts and what they lose; NaN and infinities in elements; the mean of weights, and what an adapter adds to one.
 
 An adapter is added as peft does it on a CPU: in float32, with one rounding to the type of the weight.
 https://github.com/huggingface/peft; src/peft/tuners/lora/layer.py, variants.py

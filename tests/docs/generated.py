@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from re._parser import parse  # type: ignore[import-not-found]
 from typing import Any
 
@@ -70,6 +72,25 @@ def constructions() -> str:
     return _rows(header, ("---",) * len(header), *rows)
 
 
+def modules() -> str:
+    """Return what each module is, below its package: the first sentence of its docstring."""
+    package = Path(ckptool.__file__).parent
+    listed = (package.parent / ".importlinter").read_text("utf-8").partition("ignore_imports")[0]
+    order = re.findall(r"ckptool\.(\w+)", listed)[::-1]
+    says = {path: _sentence(ast.get_docstring(ast.parse(path.read_text("utf-8")))) for path in package.rglob("*.py")}
+    rooms = {room.name: room for room in sorted(path.parent for path in package.glob("*/__init__.py"))}
+    in_order = [rooms[name] for name in order if name in rooms]
+    others = [room for room in rooms.values() if room not in in_order]
+    written = ""
+    for room in (package, *in_order, *others):
+        inside = sorted(path for path in says if path.is_relative_to(room) and (room != package or path.parent == room))
+        written += f"\n### `{room.name}/`\n\n{says[room / '__init__.py']}\n\n"
+        for path in inside:
+            name = path.relative_to(room).as_posix().removesuffix(".py").removesuffix("/__init__")
+            written += f"- `{name}`: {says[path].rstrip('.')}\n" if name != "__init__" else ""
+    return written.lstrip("\n")
+
+
 def shown(pattern: str) -> list[str]:
     """Return the texts that a pattern of a message stands for: one for each alternative of it as a whole."""
     parsed = list(parse(pattern))
@@ -121,6 +142,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "codes": codes,
     "exceptions": exceptions,
     "messages": messages,
+    "modules": modules,
     "names": names,
 }
 """Each part of a page that is generated, by the name in its markers."""

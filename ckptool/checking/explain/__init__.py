@@ -1,5 +1,5 @@
 """
-What an error message means, and what to do about it.
+``explain``: what an error message means, what to do, and what in a file is the cause.
 
 A message says less than the file: every hint has a command that inspects the file, and if a file is given, ``in_file``
 finds what in it causes the message. Lists of missing and unexpected keys in messages are parsed, and compared: which

@@ -1,4 +1,4 @@
-"""Finds what in a file causes a message: one function for each kind of message whose cause a file can show."""
+"""The cause of an error message in a file: a function for each kind of message."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The names of tensors in a message, of whatever kind it is: where each is in a checkpoint or beside it, and what it is.
+The names of tensors in an error message: which are in a checkpoint or beside it, and what they are.
 
 Only names that the file has, or that are surely names of tensors, count: a message has many other words.
 """

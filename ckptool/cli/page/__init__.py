@@ -1,5 +1,5 @@
 """
-The page that `report` writes: one file of HTML with all that it shows, which needs no network and no library.
+The page of ``report``: one file of HTML, which needs no network and no library.
 
 Nothing from a checkpoint is markup. All of it is JSON in an element that no browser runs, and the script puts it on the
 page as text. A policy in the page forbids everything but this style and this script, which it knows by their hashes.

@@ -1,4 +1,4 @@
-"""``report``: write a page of one checkpoint, or of two."""
+"""``report`` of Python: collects what the page of one checkpoint, or of two, shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The layouts of checkpoints that are directories, and ``open_folder``, which finds the checkpoint that a folder leads to.
+``open_folder``: which checkpoint a folder is or leads to; the list of layouts.
 
 Names of files are hints where to look; the content of the files is proof. A layout, in which several files are one
 checkpoint, is a module of its own. All other folders contain whole files, or folders that do: ``filenames`` decides

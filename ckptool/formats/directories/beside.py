@@ -1,5 +1,5 @@
 """
-Find what is in a folder beside its checkpoint, what is missing there, and where its pointers lead.
+What lies in a folder beside its checkpoint, what is missing there, and where its pointers lead.
 
 Names and small files decide. Nothing odd there makes the checkpoint unreadable: text that cannot be read is ignored.
 

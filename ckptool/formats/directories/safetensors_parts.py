@@ -1,5 +1,5 @@
 """
-Folders of safetensors files with parts of tensors: what DCP's writer for Hugging Face leaves, and nanotron.
+Folders of safetensors files with parts of tensors: DCP's writer for Hugging Face, and nanotron.
 
 If every rank writes for itself, DCP's writer for Hugging Face leaves files of pieces, and no index.
 

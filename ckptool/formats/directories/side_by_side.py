@@ -1,5 +1,5 @@
 """
-Several files that are one checkpoint: read, compared, and put under one tree, or each under its own name.
+Several files as one checkpoint: put under one tree, or each under its own name.
 
 The tree is like that of a pickle, so that state dicts, optimizers and names are found in it as in any other.
 """

@@ -1,5 +1,5 @@
 """
-Find the pickles and programs in a file that could run, read them as data, and grade what they would do.
+What in a file could run: finds its pickles and programs, reads them as data, and grades them.
 
 Here is what a search finds: what they do, the names that they refer to, what was not inspected.
 """

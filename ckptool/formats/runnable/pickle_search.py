@@ -1,5 +1,5 @@
 """
-Find pickles and programs in whatever contains them, and keep what they would do.
+Finds the pickles in a file, whatever contains them, and lists what they would do.
 
 ``Search.anything`` detects what a source is: packed (gzip and the like, a zip, a tar), an array of numpy, JSON, or
 pickles, each of which is read as far as possible, and judged. What is inside (members, strings of pickles) is searched

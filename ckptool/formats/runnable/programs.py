@@ -1,5 +1,5 @@
 """
-Find what reaches the system in programs that archives contain beside their pickles. Nothing of them runs.
+Finds what reaches the system in programs that archives contain (TorchScript and others). Nothing of them runs.
 
 TorchScript runs when it is called, and ``__setstate__`` of its classes when it is loaded. An exported program is a
 graph in JSON: its symbolic sizes, its guards and the names of its operators are text that ``torch.export`` evaluates;

@@ -1,5 +1,6 @@
 """
-Parts of models: slices of tensor parallelism and FSDP, and stages of pipelines. None is taken for a whole one.
+Files that are a part of a model: a slice of tensor parallelism or FSDP, or a stage of a pipeline. None is taken for a
+whole one.
 
     consolidated.00.pth, consolidated.01.pth                    Meta's models
     reshard-model_part-0.pt, reshard-model_part-1.pt            metaseq

@@ -1,5 +1,5 @@
 """
-Group files into sets by the numbers in their names alone: their content is compared later.
+Groups files into sets by the numbers in their names alone.
 
     consolidated.00.pth, model_rank3.pt, model_1_of_2.pt        a word says it
     model_0.pt, model_1.pt      m_100.pt, m_200.pt              numbers do, from 0 or 1, or as far apart as the first is

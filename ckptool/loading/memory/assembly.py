@@ -1,5 +1,5 @@
 """
-Makes ``torch.Tensor`` of ``TensorInfo``: reads each storage once, into memory of its device; tensors are views of it.
+``TensorInfo`` to ``torch.Tensor``: reads each storage once into memory of its device.
 
 Tensors that share memory in the file share it again. Of a storage that is not mapped, only the span that the wanted
 tensors use is read.

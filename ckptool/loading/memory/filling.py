@@ -1,5 +1,5 @@
 """
-Memory for tensors, on the host and on devices, and the bytes of files that fill it.
+Memory on the host and on devices: mapped, pinned, and filled with bytes of files.
 
 On the host, bytes are mapped, or read by several threads at once. A mapping is private: processes that load one file
 share its pages until one writes to them. Large reads go into memory that returns to the system as soon as the tensor is

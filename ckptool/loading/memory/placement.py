@@ -1,5 +1,5 @@
 """
-What torch makes of a saved tensor: the device that ``map_location`` means for it, its element type, its layout.
+Device, element type and layout that a saved tensor gets: what ``map_location`` means.
 
 Also makes tensors that are more than strided memory: sparse and quantised ones.
 """

@@ -1,5 +1,5 @@
 """
-Runs torch's arithmetic on the caller's streams, in threads after which a process can still fork.
+Runs torch's arithmetic in threads after which a process can still fork.
 
 Also translates errors about full memory, and casts tensors with a report of the values that are lost.
 """

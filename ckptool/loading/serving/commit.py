@@ -1,5 +1,5 @@
 """
-How a live model gets new weights: copied into its own memory, or as a second module that is built around them.
+How a live model gets new weights: copied into its memory, or as a second module.
 
 A ``Gate`` keeps calls out meanwhile: it is a lock for many readers, or for one writer, which readers cannot starve.
 """

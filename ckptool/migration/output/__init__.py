@@ -1,5 +1,5 @@
 """
-Write output files; each gets its name only when it is complete. Nothing else writes.
+Opens files and folders for writing; each gets its name only when it is complete. Nothing else writes.
 
 1. The output is written to a file without a name, where the system has such files, else to a temporary file in the
    same folder.

@@ -1,5 +1,5 @@
 """
-Edit a file in place, or undo an edit that was cut off: who reads it meets the old file, the new one or an error.
+Writes an edit in place behind a journal, and writes the old bytes back: ``recover``.
 
 1. What is overwritten, and with what, is in a journal beside the file, on the disk, before the first byte changes.
 2. Poison: the guard, a few bytes without which no reader accepts the file, is overwritten. Otherwise a pickle that is

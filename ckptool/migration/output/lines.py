@@ -1,5 +1,5 @@
 """
-A file of lines, appended to as results come; a line that a killed process left incomplete is removed by the next one.
+Files of lines that are appended to, as the rows of ``scan``; and their tables in Parquet.
 
 Also rows as a Parquet file, complete or not at all, through ``pyarrow``, which is imported when it is needed.
 """

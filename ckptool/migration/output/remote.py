@@ -1,5 +1,5 @@
 """
-Objects in buckets of stores as outputs: they get their name when they are complete and have been read back.
+Objects in stores as outputs.
 
 ``sources.remote.bucket`` writes objects; this module decides when. A folder is a prefix: its files are written under a
 temporary one, and get their names many at a time; the last of them makes the others a checkpoint.

@@ -1,6 +1,5 @@
 """
-Buckets of stores (Amazon's S3 and compatible ones, Google's, Azure's), opened with ``obstore``; their objects are read
-by ranges, and written.
+Objects of stores (S3, Google, Azure) with ``obstore``: read by ranges, and written.
 
 Keys come from the environment, from the machine, or from the profiles of AWS if boto3 is installed to read them. The
 texts of the library's errors are not passed on: they may contain an address with a signature.

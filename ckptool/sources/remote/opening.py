@@ -1,5 +1,5 @@
 """
-Open a remote file by its address, as a source: few requests, several at once, and bounded memory.
+Opens an address as a source; also repositories of the hub, and file objects of fsspec.
 
 Files of repositories on the Hugging Face hub have addresses ``hf://ORG/NAME[@REVISION][/FILE]``. A revision is resolved
 to its commit once, so what is read afterwards cannot change.

@@ -1,5 +1,5 @@
 """
-Parts of a remote file: fetched, being fetched, or planned; and ``Transport``, the protocol of what fetches them.
+Parts of a remote file, fetched ahead in bounded memory; ``Transport``, the protocol of what fetches.
 
 Announced ranges are fetched ahead of the reader, as long as the parts in memory stay within a bound. The reader has
 priority: a part that it needs now is fetched even above the bound. Parts that were read or skipped are dropped to make

@@ -1,5 +1,5 @@
 """
-Ranges of a file on a web server, over HTTP/1.1 (RFC 9110, sections 13 and 14).
+Ranges of a file on a web server, over HTTP/1.1.
 
 Each request asks for the version of the first answer (``If-Match``), and each answer is compared with the request,
 since a server may ignore every header. Temporary failures are tried again.

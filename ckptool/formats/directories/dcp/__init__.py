@@ -1,5 +1,5 @@
 """
-``torch.distributed.checkpoint`` (DCP): an index, and files of items one after another.
+``torch.distributed.checkpoint`` (DCP): an index, and files of items.
 
     .metadata              a pickle: names, shapes, how each tensor is cut, and where the pieces are
     __<rank>.metadata      instead of it, one for each rank that saved for itself

@@ -1,5 +1,5 @@
 """
-A folder that an engine of DeepSpeed saved into, whatever the stage of ZeRO: files of ranks, merged.
+Folders of DeepSpeed at every stage of ZeRO: files of ranks, merged.
 
     latest                                          text: the tag, which is a folder beside it
     <tag>/mp_rank_00_model_states.pt                stages 0 to 2; of stage 3, one for each rank

@@ -1,5 +1,5 @@
 """
-The content of the files of an engine of DeepSpeed, and what its ranks saved together, as one tree.
+What the files of DeepSpeed's ranks hold, as one tree.
 
 See runtime/engine.py, ``_save_checkpoint``, the ``state_dict`` of each optimizer in runtime/zero/, and
 utils/zero_to_fp32.py of DeepSpeed. The tree:

@@ -1,5 +1,5 @@
 """
-Files that processes wrote with ``torch.save``, one each: state dicts with their parts of distributed tensors.
+Files that processes wrote with ``torch.save``, one each: their parts of tensors joined.
 
     model_rank3.pt, model_world_size_8_rank_3.pt, pytorch_model_fsdp_rank3.bin
 

@@ -1,4 +1,4 @@
-"""Distributed tensors in the file of a rank: ``DTensor`` and ``ShardedTensor``, of which it has boxes."""
+"""``DTensor`` and ``ShardedTensor`` in the file of a rank, of which it has boxes."""
 
 from __future__ import annotations
 
