@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ckptool.arguments import checked
 from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
-from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, UnknownFormat, about
+from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, NotACheckpoint, UnknownFormat, about
 from ckptool.formats import filenames
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
@@ -24,6 +24,7 @@ from ckptool.sources import files, paths
 from ckptool.sources.files import Origin, open_source
 from ckptool.sources.journal import refuse_edited
 from ckptool.sources.paths import shown_path
+from ckptool.system import command_line
 
 if TYPE_CHECKING:
     from ckptool.sources.folder import FolderSource
@@ -185,8 +186,20 @@ def _read_file(probe: Probe, path: Origin, member: str | None) -> Parsed:
     except Failure as error:
         explained = slices.explained(error, path)
         if explained is error:
+            if isinstance(error, NotACheckpoint | UnknownFormat):
+                _lead_to_folder(error, os.path.dirname(path) or ".")
             raise
         raise explained from error
+
+
+def _lead_to_folder(error: CkptoolError, place: str) -> None:
+    """Add the folder of a file to the error that it is no checkpoint, if the folder is one by its layout."""
+    from ckptool.formats import directories
+
+    if os.path.isdir(place):
+        with suppress(Failure), closing(folder_source(place)) as folder:
+            if directories.is_one(folder):
+                error.hint, error.command = "Give the folder.", command_line("ckptool", "inspect", place)
 
 
 def member_in(origin: Origin) -> str | None:

@@ -79,6 +79,7 @@ def _universal(folder: Path) -> None:
     for number in range(_MANY):
         (folder / f"zero/layer.{number}.weight").mkdir(parents=True)
         torch.save({"param": torch.ones(2, 3)}, folder / f"zero/layer.{number}.weight/fp32.pt")
+    torch.save({"module": {}, "buffer_names": []}, folder / "mp_rank_00_model_states.pt")
 
 
 def _pipeline(folder: Path) -> None:

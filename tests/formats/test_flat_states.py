@@ -133,6 +133,9 @@ def test_values_of_megatron_that_are_not_there_are_told_of(tmp_path: Path) -> No
     assert not wrong(tmp_path)
     metadata.rename(tmp_path / "away")
     assert wrong(tmp_path) == ["CK166"]
+    metadata.write_text('{"sharded_back')
+    assert wrong(tmp_path) == ["CK166"]
+    metadata.unlink()
     (tmp_path / "common.pt").rename(tmp_path / "values")
     assert wrong(tmp_path) == ["CK140"]
     (tmp_path / "values").rename(tmp_path / "common.pt")

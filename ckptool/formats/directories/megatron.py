@@ -21,7 +21,7 @@ from typing import Final
 
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, UnsupportedFeature
-from ckptool.formats.directories.beside import named_by
+from ckptool.formats.directories.beside import named_by, place
 from ckptool.formats.directories.side_by_side import FolderTree
 from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.json_beside import json_object
@@ -43,19 +43,19 @@ _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt")
 
 def sniff(folder: FolderSource) -> bool:
     """Return whether the folder has files of ranks of Megatron-LM or arrays of zarr, or names a folder of ranks."""
-    if _place(folder) is not None:
+    if _ranks(folder, "") or _saves(folder):
         return True
     if _METADATA in folder.files and json_object(folder, _METADATA).get("sharded_backend") == "zarr":
         return True
     return _COMMON in folder.files and any(folder.has(f"{name}/{_ARRAY}") for name in folder.folders[:_MOST_LOOKED_AT])
 
 
-def _place(folder: FolderSource) -> str | None:
-    """Return where the folders of ranks are: empty for the folder itself, else the folder of the last save, or None."""
-    if _ranks(folder, ""):
-        return ""
-    named = named_by(folder, MEGATRON)
-    return named if named is not None and _ranks(folder, named) else None  # else it is of another of its formats
+def _saves(folder: FolderSource) -> list[str]:
+    """Return the folders of ranks that a pointer is about; none if it names a folder of another of its formats."""
+    if MEGATRON not in folder.files:
+        return []
+    saves, named = [name for name in folder.folders if _ranks(folder, name)], named_by(folder, MEGATRON)
+    return saves if named in saves or named not in folder.folders else []
 
 
 def _ranks(folder: FolderSource, inside: str) -> dict[str, list[str]]:
@@ -75,17 +75,19 @@ def read(folder: FolderSource, probe: Probe) -> Parsed:
     Read the files of all ranks; no tensor is read.
 
     Raises:
-        FileUnavailable: Files of ranks are missing.
+        FileUnavailable: Files of ranks are missing, or the folder that is named.
+        MalformedFile: The pointer names no folder.
         UnsupportedFeature: It has arrays of zarr, which are not read.
     """
-    place = _place(folder)
-    if place is None:
+    saves = _saves(folder)
+    inside = "" if _ranks(folder, "") or not saves else place(folder, MEGATRON, saves)
+    found = _ranks(folder, inside)
+    if not found:
         count = sum(folder.has(f"{name}/{_ARRAY}") for name in folder.folders)
         fact = f"a checkpoint of Megatron-core in the format zarr, of {counted(count, 'array')}, which is not read"
         raise UnsupportedFeature(
             fact, kind="zarr", hint="Load it in Megatron-LM, and save it in its format torch_dist."
         )
-    found = _ranks(folder, place)
     tree = FolderTree(folder, probe, NAME, TRAITS)
     files = {
         rank if path.endswith(_FILES[:2]) else f"{rank}_optimizer": path

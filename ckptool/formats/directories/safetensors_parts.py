@@ -235,9 +235,10 @@ def read_nanotron(folder: FolderSource, probe: Probe) -> Parsed:
     Read the headers of all files; no tensor is read.
 
     Raises:
-        MalformedFile: The metadata about the part in a file makes no sense.
+        MalformedFile: The metadata of the save, or about the part in a file, makes no sense.
         CkptoolError: A file cannot be read.
     """
+    parse_object(folder.content(_MARK, _HEAD_NBYTES), repr(_MARK), "index", has_constants=True)
     shapes: dict[str, tuple[int, ...]] = {}
     parts: dict[str, list[Part]] = {}
     files: dict[str, Parsed] = {}

@@ -217,6 +217,13 @@ MARKS: Final = (b"sharding_metadata", b"world_size")
 """What that index begins with, and no other file of its name."""
 _DISTCP: Final = ".distcp"
 _RANK: Final = re.compile(r"mp_rank_[0-9_]+")
+_UNIVERSAL: Final = "a universal checkpoint of DeepSpeed"
+_ZERO: Final = "zero"
+_OF_PARAMETERS: Final = (
+    ("nanotron", re.compile(r"model_.+\.safetensors"), "model", "checkpoint_metadata.json"),
+    (_UNIVERSAL, re.compile(r"(?:fp32|exp_avg|exp_avg_sq|step)\.pt"), _ZERO, "zero/optimizer_state.pt"),
+)
+"""Layouts with a file for each parameter: the names of these files, a folder above them, and a file beside that."""
 
 
 def with_file_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
@@ -237,7 +244,7 @@ def with_file_set(path: str, parsed: Parsed, probe: Probe) -> Parsed:
     if found is not None and _OF_MODEL_PARALLEL.fullmatch(name) and not found.is_slice:
         # An engine of DeepSpeed has the float32 weights in the files of its optimizer.
         are_narrow = any(info.dtype.name in ("float16", "bfloat16") for info in parsed.contents.tensors.values())
-        if are_narrow and any(one.endswith("_optim_states.pt") for one in names):
+        if are_narrow and (_is_universal(place) or any(one.endswith("_optim_states.pt") for one in names)):
             found = found._replace(what=f"{found.what}, with rounded weights", is_slice=True)
     elif filenames.named(name).of == filenames.OF_PROCESSES and _is_copy(place, name, names, parsed, probe):
         found = None
@@ -320,8 +327,26 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
         return found
     if (what := filenames.set_of(name, names)) or _is_of_item(place, name, names):
-        is_slice = not what or name.startswith("layer_")
+        is_slice = not what or name.startswith("layer_") or name.endswith(_DISTCP)
         return PartOf(what or "one of the files of torch_checkpointing", place, is_slice=is_slice)
+    if name.endswith("_model_states.pt") and _is_universal(place):
+        return PartOf(f"one of the files of {_UNIVERSAL}", place)
+    return _of_parameter(place, name)
+
+
+def _is_universal(place: str) -> bool:
+    return os.path.isdir(os.path.join(place, _ZERO))
+
+
+def _of_parameter(place: str, name: str) -> PartOf | None:
+    """Return the checkpoint with a file for each parameter, some folders above, that a file belongs to."""
+    for whose, pattern, top, mark in _OF_PARAMETERS:
+        above = os.path.abspath(place) if pattern.fullmatch(name) else ""
+        while os.path.basename(above):
+            above, folder = os.path.split(above)
+            if folder == top and os.path.exists(os.path.join(above, mark)):
+                whole = above if os.path.isabs(place) else os.path.relpath(above)
+                return PartOf(f"one of the files of {whose}, each a parameter or a part of one", whole, is_slice=True)
     return None
 
 

@@ -333,8 +333,8 @@ def _missing_beside(folder: FolderSource, index: Index, keys: Collection[str | i
     is_megatrons = index.is_megatrons or _is_torch_dist(folder)
     if is_megatrons and COMMON not in folder.files:
         yield Remark("CK140", f"{COMMON!r}: no such file; the values that are not sharded were in it", _AGAIN)
-    elif is_megatrons and _METADATA not in folder.files:
-        what = f"{_METADATA!r}: no such file; Megatron-core writes it last, and opens no folder without it"
+    elif is_megatrons and not json_object(folder, _METADATA):
+        what = f"{_METADATA!r}: no such file, or a broken one; Megatron-core writes it last, and needs it to load"
         yield Remark("CK166", what, _AGAIN)
     if META not in folder.files and any(_OF_LIGHTNING.fullmatch(str(key)) for key in keys) and _STATE_DICT in keys:
         what = f"{META!r}: no such file; Lightning keeps epochs, steps and hyperparameters in it"

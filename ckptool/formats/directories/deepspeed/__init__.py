@@ -478,15 +478,17 @@ def read_universal(folder: FolderSource, probe: Probe) -> Parsed:
     Read the files of all parameters; no tensor is read.
 
     Raises:
-        FileUnavailable: The folder that is named, or the file of a parameter, is missing.
+        FileUnavailable: The folder that is named, the file of a parameter, or that of the model, is missing.
         MalformedFile: A file holds no tensor, or one of another size.
     """
     inside = "" if _has_parameters(folder, "") else beside.place(folder, _POINTER, _universal_saves(folder))
     zero = join(inside, _ZERO)
     tree = Reader(folder, probe, _UNIVERSAL, TRAITS)
     models = [join(inside, name) for name in folder.names(inside)[0] if states.MODEL_FILE.fullmatch(name)]
-    model = tree.model(models[0]) if models else None
-    shapes = {name: shape for group in (model.groups if model else None) or [] for name, shape in group.items()}
+    if not models:  # buffers and ties are nowhere else
+        raise _missing_files(inside, "*_model_states.pt", 1, 0, "Copy the folder again, with all of its files.")
+    model = tree.model(models[0])
+    shapes = {name: shape for group in model.groups or [] for name, shape in group.items()}
     found_weights: dict[str, TensorInfo] = {}
     state: PairList = []
     for name in folder.names(zero)[1]:
@@ -505,12 +507,11 @@ def read_universal(folder: FolderSource, probe: Probe) -> Parsed:
         if name not in found_weights:
             raise FileUnavailable(f"no {_MASTER!r} in {zero}/{name!r}", kind="missing-shards")
         state.append((name, Dict(own)))
-    module = model.module or {} if model is not None else {}
-    if model is not None:
-        found_weights |= _without_folder(tree, model, found_weights, models)
-        buffers = {name: info for name, info in module.items() if name in model.buffers}
-        # Those that have a folder were converted to float32 for it.
-        found_weights |= {name: info for name, info in buffers.items() if not info.dtype.name.startswith(_FLOATS)}
+    module = model.module or {}
+    found_weights |= _without_folder(tree, model, found_weights, models)
+    buffers = {name: info for name, info in module.items() if name in model.buffers}
+    # Those that have a folder were converted to float32 for it.
+    found_weights |= {name: info for name, info in buffers.items() if not info.dtype.name.startswith(_FLOATS)}
     root: PairList = [("", state_dict(tree, found_weights, None, []))]
     settings: Pairs = []
     if folder.has(f"{zero}/{_OPTIMIZER}"):
@@ -518,8 +519,7 @@ def read_universal(folder: FolderSource, probe: Probe) -> Parsed:
         groups = nodes.item(parsed.root, "param_groups")
         settings = [("param_groups", tree.transplant(groups, parsed.rebuilder))] if groups is not None else []
     root.append(("optimizer", Dict([("state", Dict(state)), *settings])))
-    if model is not None:
-        root += tree.client(model, [key for key, _ in root])
+    root += tree.client(model, [key for key, _ in root])
     return tree.finished(root)._replace(absent=tuple(name for name in module if name not in found_weights))
 
 
