@@ -131,7 +131,7 @@ _IDLE: Final[dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
             "is an object with all about a file",
             ("table_format", "limit", "columns", "show_source", "show_skeleton", "show_metadata", *_TREE),
         ),
-        ("quiet", "leaves the list out", (*_PATTERNS, "limit", "columns", "sort", *_TREE)),
+        ("quiet", "leaves the list out", ("limit", "columns", "sort", *_TREE)),
         ("tree", "has no columns", ("columns",)),
         ("depth", "makes a tree, which has no columns", ("columns",)),
     ),

@@ -143,8 +143,6 @@ OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
         (["inspect", A, "-q", "--tree"], "--tree"),
         (["inspect", A, "-q", "--limit", "1"], "--limit"),
         (["inspect", A, "-q", "--sort", "size"], "--sort"),
-        (["inspect", A, "-q", "--grep", "conv"], "--grep"),
-        (["inspect", A, "-q", "--include", "conv*"], "--include"),
         (["inspect", A, "--json", "--limit", "1"], "--limit"),
         (["inspect", A, "--jsonl", "--columns", "name"], "--columns"),
         (["inspect", A, "--json", "--tree"], "--tree"),
@@ -238,3 +236,8 @@ def test_an_empty_pattern_keeps_no_types(others: list[str], tmp_path: Path) -> N
     with pytest.raises(ckptool.MigrationRefused, match="an empty keep_dtype would keep every type"):
         ckptool.migrate(A, tmp_path / "x.pth", dtype="float16", keep_dtype=["", *others])
     assert not (tmp_path / "x.pth").exists()
+
+
+def test_a_pattern_beside_quiet_says_by_the_exit_code_whether_it_matches() -> None:
+    run("inspect", A, "-q", "--grep", "conv", code=0)
+    run("inspect", A, "-q", "--grep", "nowhere", code=1)
