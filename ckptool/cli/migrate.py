@@ -43,7 +43,7 @@ from ckptool.migration.report import SCHEMA, MigrationReport, sections_of
 from ckptool.migration.selection import Unmatched, nothing_matches
 from ckptool.names import renaming
 from ckptool.sections import Section
-from ckptool.sources.paths import below, is_remote, shown_path
+from ckptool.sources.paths import below, file_of, is_remote, shown_path
 from ckptool.sources.source import Progress
 from ckptool.tensors.dtypes import spelled
 
@@ -266,7 +266,7 @@ def _in_place(paths: Sequence[str]) -> list[_Pair]:
     for path in paths:  # before the first is edited: the last may have been meant as the name of a copy
         if is_remote(path):
             raise click.UsageError(f"{shown_path(path)} is far away: --in-place edits files that are here")
-        if not os.path.lexists(path.partition("::")[0]):
+        if not os.path.lexists(file_of(path)):
             what = "is not there: with --in-place, all paths are files to edit"
             raise click.UsageError(f"{show(shown_path(path))} {what}")
     return [(path, None) for path in paths]
@@ -290,7 +290,7 @@ def _copies(paths: Sequence[str], options: dict[str, Any], changes: Changes) -> 
         if len(paths) < 3:
             return [(paths[0], paths[1] if len(paths) == 2 else None)]
         for path in paths:  # before the first is written: the last may have been meant as the name of a result
-            if not is_remote(path) and not os.path.lexists(path.partition("::")[0]):
+            if not is_remote(path) and not os.path.lexists(file_of(path)):
                 raise click.UsageError(
                     f"{show(path)} is not there: more than two paths are sources; or say --out-dir DIR"
                 )

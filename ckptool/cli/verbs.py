@@ -15,7 +15,7 @@ from click.core import ParameterSource
 import ckptool.system as system
 from ckptool import __version__
 from ckptool.messages import as_path, show
-from ckptool.sources.paths import is_likely, near_to
+from ckptool.sources.paths import file_of, is_likely, near_to
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -453,4 +453,4 @@ def _is_path(word: str) -> bool:
     """Return whether a word is the path of a file, or of a member of one: it exists, or can be nothing else."""
     is_path = word.startswith(".") or "/" in word or os.sep in word or ("*" in word and not system.SHELLS_EXPAND)
     looks_so = not word.startswith("-") and (is_path or is_likely(word.partition("::")[0]))
-    return word == "-" or looks_so or os.path.lexists(word) or os.path.lexists(word.partition("::")[0])
+    return word == "-" or looks_so or os.path.lexists(file_of(word))

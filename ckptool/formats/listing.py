@@ -17,7 +17,7 @@ from ckptool.formats import filenames
 from ckptool.messages import counted
 from ckptool.sources import HUB, STORES
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import IGNORED_FOLDERS, is_below, is_likely, is_likely_packed, is_remote, shown_path
+from ckptool.sources.paths import IGNORED_FOLDERS, file_of, is_below, is_likely, is_likely_packed, is_remote, shown_path
 
 if TYPE_CHECKING:
     from ckptool.sources.address import Remote
@@ -133,7 +133,7 @@ def refuse_others(passed: int, paths: Iterable[str]) -> None:
 
 def matches(path: str) -> list[str]:
     """Return the paths that a pattern matches, sorted; the path itself if it is not a pattern, or nothing matches."""
-    if "://" in path or _PATTERN.isdisjoint(path) or os.path.lexists(path.partition("::")[0]):
+    if "://" in path or _PATTERN.isdisjoint(path) or os.path.lexists(file_of(path)):
         return [path]
     from glob import glob  # shells do this, mostly
 

@@ -99,6 +99,11 @@ def first_bytes(path: str, most_nbytes: int) -> bytes:
         return b""
 
 
+def file_of(path: str) -> str:
+    """Return the path of the file that a member is in; of any other file its own, which may have colons in it."""
+    return path if os.path.lexists(path) else path.partition("::")[0]
+
+
 def is_same_file(one: str, other: str) -> bool:
     """Return whether two paths name the same existing file."""
     try:

@@ -16,6 +16,7 @@ from click.testing import Result
 import ckptool
 import ckptool.cli.migrate as verb
 from tests import build
+from tests.missing import on_windows
 from tests.program import VALID, invoke
 
 STATE_DICT = "lenet-state-dict-data-parallel-forged-cuda0-zip.pth"
@@ -349,3 +350,12 @@ def test_an_empty_pattern_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     result = invoke(["migrate", str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--rename", "=x"])
     assert (result.exit_code, "an empty pattern" in result.output) == (2, True)
+
+
+@on_windows("no name has colons")
+def test_a_file_with_colons_in_its_name_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a::b.pth", "c.pth", "d.pth"):
+        torch.save({"w": torch.ones(2)}, name)
+    assert invoke(["migrate", "a::b.pth", "--in-place", "--to", "cuda"]).exit_code == 0
+    assert invoke(["migrate", "a::b.pth", "c.pth", "d.pth", "--dry-run"]).exit_code == 0

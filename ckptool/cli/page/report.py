@@ -36,7 +36,7 @@ from ckptool.formats.listing import Target, targets
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.messages import show
 from ckptool.migration.output import Output, mode_of
-from ckptool.sources.paths import is_same_file
+from ckptool.sources.paths import file_of, is_same_file
 from ckptool.sources.source import SILENT, Progress
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import identity
@@ -82,7 +82,7 @@ def report(
     stem, suffix = os.path.splitext(name)
     if suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"a page is a file of HTML: name it {show(stem)}.html")
-    if any(one is not None and is_same_file(name, one.partition("::")[0]) for one in (a, b)):
+    if any(one is not None and is_same_file(name, file_of(one)) for one in (a, b)):
         raise ValueError(f"{show(name)} is what is read: write to another file")
     error, compared = None, None
     with Output(name, force=force, shown=name) as page:
@@ -126,7 +126,7 @@ class _Rows:
     def note(self, path: str) -> None:
         """Permit the page only to those who may read a path, which is not opened here."""
         with suppress(OSError, ValueError):  # remote
-            self.page.narrow(os.stat(path.partition("::")[0]).st_mode)
+            self.page.narrow(os.stat(file_of(path)).st_mode)
 
 
 def _of_one(path: str, rows: _Rows, *, digest: bool) -> tuple[list[dict[str, object]], CkptoolError | None]:
