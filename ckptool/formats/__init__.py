@@ -16,7 +16,6 @@ from ckptool.cancellation import Cancellation
 from ckptool.checkpoints.checkpoint import Checkpoint
 from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import CkptoolError, Failure, FileUnavailable, LimitExceeded, NotACheckpoint, UnknownFormat, about
-from ckptool.formats import filenames
 from ckptool.formats.probe import Probe
 from ckptool.limits import DEFAULT_LIMITS, Limits
 from ckptool.pickles.reader import gc_paused
@@ -46,7 +45,7 @@ class Format(Protocol):
 
 
 _MEMBER_MARK = "::"
-_POINTERS = (".metadata", *filenames.POINTERS)
+_POINTERS = (".metadata", *paths.POINTERS)
 """Names of files that stand for their directory."""
 _LONGEST_POINTER = 512
 """Most bytes of such a file, which is a line of text; no checkpoint is shorter."""

@@ -26,8 +26,6 @@ TRAINER: Final = "trainer_state.json"
 """What a Trainer writes into each folder that it saves into, after the weights."""
 PIPELINE: Final = "model_index.json"
 """What diffusers writes beside the components of a pipeline."""
-MEGATRON: Final = "latest_checkpointed_iteration.txt"
-POINTERS: Final = ("latest", "latest_universal", MEGATRON)
 ENGINE: Final = re.compile(r"global_step\d+")
 """A folder of states of DeepSpeed's engine."""
 

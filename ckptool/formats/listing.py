@@ -17,7 +17,16 @@ from ckptool.formats import filenames
 from ckptool.messages import counted
 from ckptool.sources import HUB, STORES
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import IGNORED_FOLDERS, file_of, is_below, is_likely, is_likely_packed, is_remote, shown_path
+from ckptool.sources.paths import (
+    IGNORED_FOLDERS,
+    POINTERS,
+    file_of,
+    is_below,
+    is_likely,
+    is_likely_packed,
+    is_remote,
+    shown_path,
+)
 
 if TYPE_CHECKING:
     from ckptool.sources.address import Remote
@@ -244,7 +253,7 @@ def files_of(place: str, files: Sequence[str]) -> Iterator[Found]:
     if whole is not None:
         yield place, True
     for name in files:
-        is_part = name in filenames.POINTERS or (whole is not None and name in whole.files)
+        is_part = name in POINTERS or (whole is not None and name in whole.files)
         if is_part or any(filenames.belongs_to(index, name) for index in indexes):
             continue
         if whole is None or name != whole.name:

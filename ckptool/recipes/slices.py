@@ -29,7 +29,6 @@ from ckptool.checkpoints.weights import WeightsChoice, choose
 from ckptool.errors import MigrationRefused, about
 from ckptool.formats import open_checkpoint
 from ckptool.formats.directories.beside import named_by
-from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.slices import ranks_said
 from ckptool.formats.slices.numbering import numbers, set_of
 from ckptool.limits import Limits
@@ -41,7 +40,7 @@ from ckptool.recipes.find import settings_of
 from ckptool.recipes.moves import Tensors, Value, chunks, concatenated, cut, plain, settled
 from ckptool.recipes.recipe import Number, Recipe, value_of
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import is_likely, is_remote
+from ckptool.sources.paths import MEGATRON, is_likely, is_remote
 from ckptool.tensors.payloads import have_same_bytes
 from ckptool.tensors.reading import LazyTensor
 from ckptool.tensors.tensor import TensorInfo, identity

@@ -26,6 +26,9 @@ _SUFFIXES: Final = (*ONLY_CHECKPOINTS, *TORCH_SUFFIXES, ".t7", ".tar")
 """Suffixes by which files are taken for checkpoints in a folder or an archive."""
 
 INDEX: Final = ".index.json"
+MEGATRON: Final = "latest_checkpointed_iteration.txt"
+POINTERS: Final = ("latest", "latest_universal", MEGATRON)
+"""Files that name the folder of the last save, and are written after it."""
 _LASTS: Final = 2.0
 """Seconds that a listing is kept; a later change shows in the time of the directory, even where that is coarse."""
 

@@ -16,12 +16,11 @@ from typing import Final, NamedTuple
 
 from ckptool.cancellation import Cancellation
 from ckptool.errors import SourceChanged
-from ckptool.sources.paths import INDEX, is_likely, is_remote
+from ckptool.sources.paths import INDEX, POINTERS, is_likely, is_remote
 from ckptool.sources.source import SourceInFolder
 
 _COMMITTING: Final = ".metadata"
-_POINTERS: Final = ("latest", "latest_checkpointed_iteration.txt")
-"""Files that writers of several files write last: the index, and the name of the subfolder that has the save."""
+"""The index, which writers of several files write last, as they do the ``POINTERS``."""
 _DEEPEST: Final = 4
 _MOST_WATCHED: Final = 10_000
 _MOST_FILES: Final = 100_000
@@ -109,7 +108,7 @@ def _folder_identity(path: str, status: os.stat_result) -> tuple[object, ...]:
         is_here = place == path and any(is_likely(name) or name.endswith(INDEX) for name, _ in inside)
         for name, one in inside:
             files.append(found := (place, name, *identity_of(one)))
-            if name.endswith(INDEX) or name == _COMMITTING or (name in _POINTERS and not is_here):
+            if name.endswith(INDEX) or name == _COMMITTING or (name in POINTERS and not is_here):
                 marks.append(found)
         if is_here:
             break  # the checkpoint is here, whatever the subfolders hold

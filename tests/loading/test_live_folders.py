@@ -14,6 +14,9 @@ from safetensors.torch import save_file
 from ckptool import LiveModel, SourceChanged
 from ckptool.reference.nets import LeNet
 from ckptool.sources.files import FileSource
+from ckptool.sources.paths import POINTERS
+from ckptool.sources.versions import file_identity, is_committed
+from tests.each import each
 from tests.loading.test_live_model import IMAGES, lenet, within
 
 
@@ -62,6 +65,24 @@ def test_a_name_of_an_older_save_beside_weights_holds_nothing_up(tmp_path: Path)
         save_file(lenet(2).state_dict(), tmp_path / "new")
         (tmp_path / "new").rename(tmp_path / "model.safetensors")
         assert within(20, lambda: torch.equal(live(IMAGES), lenet(2)(IMAGES)))
+
+
+@each("pointer", POINTERS)
+def test_a_save_into_a_subfolder_is_complete_when_its_name_is_written(pointer: str, tmp_path: Path) -> None:
+    (tmp_path / pointer).write_text("1")
+    (tmp_path / "1").mkdir()
+    before = file_identity(tmp_path)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "model.pt").write_bytes(b"x")
+    without = file_identity(tmp_path)
+    (tmp_path / pointer).write_text("2, now")
+    after = file_identity(tmp_path)
+
+    assert before is not None
+    assert without is not None
+    assert after is not None
+    assert not is_committed(without, before)
+    assert is_committed(after, before)
 
 
 def test_a_folder_that_comes_whole_or_bit_by_bit_is_loaded(tmp_path: Path) -> None:

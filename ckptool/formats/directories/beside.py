@@ -30,12 +30,12 @@ import ckptool.system as system
 from ckptool.checkpoints.parsed import Beside, Parsed, Remark
 from ckptool.errors import Failure, FileUnavailable, MalformedFile
 from ckptool.formats import filenames
-from ckptool.formats.filenames import ADAPTER, ENGINE, MEGATRON, PIPELINE, POINTERS, TRAINER, Choice
+from ckptool.formats.filenames import ADAPTER, ENGINE, PIPELINE, TRAINER, Choice
 from ckptool.formats.json_beside import json_object
 from ckptool.messages import counted, some
 from ckptool.pickles import nodes
 from ckptool.sources.folder import FolderSource
-from ckptool.sources.paths import is_likely
+from ckptool.sources.paths import MEGATRON, POINTERS, is_likely
 
 _LONGEST: Final = 255
 _NUMBER: Final = re.compile(r"[0-9]+")

@@ -23,13 +23,13 @@ from ckptool.checkpoints.parsed import Parsed, Traits
 from ckptool.errors import FileUnavailable, UnsupportedFeature
 from ckptool.formats.directories.beside import named_by, place
 from ckptool.formats.directories.side_by_side import FolderTree
-from ckptool.formats.filenames import MEGATRON
 from ckptool.formats.json_beside import json_object
 from ckptool.formats.probe import Probe
 from ckptool.formats.slices import SIZES, arguments
 from ckptool.formats.slices.numbering import how_to_join
 from ckptool.messages import counted, some
 from ckptool.sources.folder import FolderSource
+from ckptool.sources.paths import MEGATRON
 
 NAME: Final = "megatron"
 TRAITS: Final = Traits(has_tree=True, loader="megatron.training.checkpointing.load_checkpoint")
