@@ -48,7 +48,7 @@ _TAG: Final = re.compile(
 
 def _key(name: str) -> str:
     """Return the pattern of a key of YAML; a text with an anchor or a tag may become one elsewhere."""
-    return rf"(?:(?<!\w){name}[\"']?\s*(?:#[^\n]*\n\s*)*:|[&!]\S*\s+[\"']?{name}(?!\w))"
+    return rf"(?:(?<!\w){name}[\"']?\s*[:#]|(?<!\w)[&!][^\s&!]*\s+[\"']?{name}(?!\w))"
 
 
 _TARGET: Final = re.compile(_key("_target_"))
@@ -62,10 +62,11 @@ NEMO: Final = "model_config.yaml"
 """The settings from which NeMo makes a model; for what they call, see ``programs.of_settings``."""
 _SQLITE: Final = b"SQLite format 3\0"
 _CONFIG: Final = re.compile(r"(?:\w+_)?config(?:_\w+)?\.json|modules\.json|model_index\.json")
-_STRING: Final = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_STRING: Final = r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)'
+"""A string of JSON; the last one may have no end, so that none is searched twice."""
 _IS_STRING: Final = re.compile(rf"({_STRING})", re.DOTALL)
 _COMPONENT: Final = re.compile(rf"\[\s*({_STRING})\s*,\s*{_STRING}\s*\]", re.DOTALL)
-_CLASS: Final = re.compile(r"([\w./-]+--)?(.+)\.([^\W\d]\w*)", re.DOTALL)
+_IS_ELSEWHERE: Final = re.compile(r"[\w./-]{1,200}?--[^-]").match
 _PY: Final = ".py"
 _SCRIPTS: Final = ("handler.py", "custom_generate/generate.py")
 _MANIFEST: Final = "MAR-INF/MANIFEST.json"
@@ -157,20 +158,21 @@ def among(names: Collection[str], head: Callable[[str, int], bytes]) -> Iterator
 def _named(text: str, beside: str, scripts: Collection[str], *, is_pipeline: bool) -> Iterator[tuple[str, str]]:
     """Yield the modules that settings name and that are beside them, or in another repository."""
     texts = dict.fromkeys(_strings(_IS_STRING, text))
-    classes = [one for one in map(_CLASS.fullmatch, texts) if one is not None]
+    classes = [one for one in texts if "." in one and one.rpartition(".")[2].isidentifier()]
     if "auto_map" in texts:
-        yield from ((one[0], SETTINGS) for one in classes if one[1])
-    modules = dict.fromkeys(one[2] for one in classes if not one[1])
+        yield from ((one, SETTINGS) for one in classes if _IS_ELSEWHERE(one))
+    modules = dict.fromkeys(one.rpartition(".")[0] for one in classes)
     yield from ((one, SOURCE) for one in modules if normpath(f"{beside}{one.replace('.', '/')}") in scripts)
     if is_pipeline:
         parts = {one.rpartition("/")[2] for one in scripts if one.startswith(beside)}
-        yield from ((one, SOURCE) for one in dict.fromkeys(_strings(_COMPONENT, text)) if one in parts)
+        yield from ((one, SOURCE) for one in _strings(_COMPONENT, text) if one in parts)
 
 
 def _strings(pattern: re.Pattern[str], text: str) -> Iterator[str]:
-    """Yield the strings of JSON in the first group of each match."""
+    """Yield the strings of JSON in the group of each match, equal ones once."""
     import json  # few checkpoints have settings
 
-    for found in pattern.finditer(text):
+    decode = json.JSONDecoder(strict=False).decode
+    for found in dict.fromkeys(pattern.findall(text)):
         with suppress(ValueError):
-            yield str(json.loads(found[1], strict=False))
+            yield str(decode(found))

@@ -234,6 +234,17 @@ def test_odd_headers_and_escapes_take_time_and_memory_by_their_size(name: str, t
             tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("a.yaml", b"&"), ("MLmodel", b'#" code\n'), ("config.json", b'"\\'), ("model_config.yaml", b"&")],
+)
+def test_odd_settings_take_time_by_their_size(name: str, part: bytes, tmp_path: Path) -> None:
+    place = written(tmp_path / "x", {name: part * (1 << 16), "a.py": b""})
+    start = time.process_time()
+    check(place)
+    assert time.process_time() - start < 3
+
+
 # Python's gzip goes on behind zeros, as tapes leave them.
 @each(("first", "zeros"), [*((b"", zeros) for zeros in (1, 4, 512, 70_000)), (EVIL[:20], 4), (pickled(1), 4)])
 def test_what_follows_zeros_in_a_gzip_is_looked_into(first: bytes, zeros: int, tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ _COMPILED: Final = re.compile(r".*?(data/aotinductor/[^/]*)", re.IGNORECASE).mat
 
 _LONGEST: Final = 120
 _ROOT: Final = re.compile(r"^( *)([^\s#%!&.-])", re.MULTILINE)
-_MENTION: Final = r"(?<!\w)_target_(?!\w)|[&!]\S*\s+[\"']?(?:target|cls)(?!\w)|{}[\"']?(?:target|cls)(?=[\"']?\s*:)"
+_MENTION: Final = (
+    r"(?<!\w)_target_(?!\w)|(?<!\w)[&!][^\s&!]*\s+[\"']?(?:target|cls)(?!\w)|{}[\"']?(?:target|cls)(?=[\"']?\s*:)"
+)
 """A call of Hydra's anywhere, or a class that a key of the outermost mapping names, which begins so."""
 _CALL: Final = re.compile(
     r"[\"']?[ \t]*:[ \t]+(?P<quote>[\"']?)(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)+)(?P=quote)[ \t]*(?:[,}#\r\n]|$)"
