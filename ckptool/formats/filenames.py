@@ -43,6 +43,8 @@ class Named(NamedTuple):
     """The set that it is one file of, in words; empty if a file of this name is complete."""
     least: int = 2
     """Fewest files that are a set."""
+    is_slice: bool = False
+    """Whether such a file holds a part of the weights: it is not written as a model unless that is asked for."""
     with_file: str = ""
     """A file that has to exist, too."""
     key: str = ""
@@ -91,9 +93,9 @@ TABLE: Final = (
         with_file=".metadata",
         key="pytorch-lightning_version",
     ),
-    Named(r".*\.distcp", of="of a torch.distributed.checkpoint", least=1),
+    Named(r".*\.distcp", of="of a torch.distributed.checkpoint", least=1, is_slice=True),
     Named(r"(?:(?:bf16_|fp16_)?zero_pp_rank_[0-9]+_)?mp_rank_[0-9_]+_(?:optim|model)_states\.pt", of="of DeepSpeed"),
-    Named(r"layer_[0-9]+[\w-]*[-_]model_states\.pt", of="of DeepSpeed"),
+    Named(r"layer_[0-9]+[\w-]*[-_]model_states\.pt", of="of DeepSpeed", is_slice=True),
     Named(r"model-rank-[0-9]+-part-[0-9]+\.safetensors", of="of vLLM's sharded state"),
     Named(r"(?:.*_)?rank_?[0-9]+(?:\.\w+)?\.(?:bin|pt|pth|ckpt)", of=OF_PROCESSES),
 )

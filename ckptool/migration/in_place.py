@@ -236,6 +236,8 @@ def plan_edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, FileEdit]
     given |= {"weights": changes.weights} if changes.weights != "auto" else {}
     for name, value in given.items():
         raise _refused(f"`{name}={value!r}` changes more than names, devices and metadata")
+    if checkpoint.shards:
+        raise _refused(f"it is in {counted(len(checkpoint.shards), 'file')}")
     index = checkpoint.traits.edited_by
     if index is None or checkpoint.member or not isinstance(checkpoint.source, FileSource):
         what = f"a member of a file of {checkpoint.format}" if checkpoint.member else f"a file of {checkpoint.format}"

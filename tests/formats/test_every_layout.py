@@ -172,3 +172,9 @@ def test_without_one_of_its_files_a_folder_is_an_error_or_the_same_weights(name:
         with suppress(CkptoolError):
             assert {key: tensor.shape for key, tensor in ckptool.load(folder).items()} == whole, path
         path.write_bytes(kept)
+
+
+def test_an_index_of_shards_is_not_edited_in_place(tmp_path: Path) -> None:
+    index = copy("shards", tmp_path) / SEVERAL["shards"].index
+    done = run("migrate", index, "--in-place", "--add-prefix", "x.")
+    assert (done.exit_code, "it is in 2 files" in done.output) == (1, True)

@@ -327,7 +327,7 @@ def _named(place: str, name: str, names: Sequence[str]) -> PartOf | None:
     if name.startswith("model_") and (found := rank_of_megatron(place)) is not None:
         return found
     if (what := filenames.set_of(name, names)) or _is_of_item(place, name, names):
-        is_slice = not what or name.startswith("layer_") or name.endswith(_DISTCP)
+        is_slice = not what or filenames.named(name).is_slice
         return PartOf(what or "one of the files of torch_checkpointing", place, is_slice=is_slice)
     if name.endswith("_model_states.pt") and _is_universal(place):
         return PartOf(f"one of the files of {_UNIVERSAL}", place)
