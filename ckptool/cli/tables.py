@@ -1,5 +1,5 @@
 """
-Tables of tensors: the options that choose, sort and limit them, and the formats of tables.
+Tables of tensors: the options that choose and limit them, and the formats of tables.
 
 Tables are for a terminal, or in the formats that people paste elsewhere.
 

@@ -1,5 +1,5 @@
 """
-Names what a file is that is no checkpoint, by its first bytes; imported only then.
+Names what a file is that is not a checkpoint, by its first bytes; imported only then.
 
 A kind that begins with bytes of its own is a row of ``_ROWS``, a zip with a telling member one of ``_IN_ZIPS``, a kind
 of text one of ``_TEXTS``. A row has a function beside it only where the bytes alone would raise false alarms, or where
