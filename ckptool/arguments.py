@@ -52,7 +52,10 @@ def checked(*but: str, options: Collection[str] = ()) -> Callable[[Callable[_P, 
             _refuse_unknown(function, given, (*takes, *options))
             named = {**dict(zip(takes, args, strict=False)), **given}
             check_arguments(function, {name: value for name, value in named.items() if name not in but})
-            return function(*args, **given)
+            hints = _hints(function)
+            plain = (_as_python(value, hints.get(name, ())) for name, value in zip(takes, args, strict=False))
+            named = {name: _as_python(value, hints.get(name, ())) for name, value in given.items()}
+            return function(*plain, *args[len(takes) :], **named)  # type: ignore[arg-type]
 
         return call
 
@@ -117,6 +120,16 @@ def _hints(function: Callable[..., object]) -> dict[str, tuple[Any, ...]]:
     newer = {"Unpack": Optional, "Self": Any}  # names that ``typing`` of Python 3.10 lacks, and that no argument has
     hints = get_type_hints(function, localns=newer).items()
     return {name: get_args(hint) if get_origin(hint) in _UNIONS else (hint,) for name, hint in hints}
+
+
+def _as_python(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """Return a number of another library as one of Python: sums with its own may be rounded, or overflow."""
+    if isinstance(value, int | float | str):
+        return value
+    for kind, like in _PLAIN.items():
+        if kind in kinds and isinstance(value, like):
+            return kind(value)
+    return value
 
 
 def _spelled(kind: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,23 @@ def test_what_is_as_good_as_the_type_is_taken(tmp_path: Path) -> None:
     assert ckptool.diff(PATH, str(PATH), rtol=np.float32(0), limits=ckptool.Limits(tensors=np.int64(99))).same
     with PATH.open("rb") as file:
         assert ckptool.load(file).keys() == ckptool.load(bytearray(PATH.read_bytes())).keys()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, torch.tensor], ids=["float32", "float16", "tensor"])
+def test_a_number_of_another_library_counts_as_one_of_python(kind: Any, tmp_path: Path) -> None:
+    ckptool.load(PATH, limits=ckptool.Limits(cancellation=ckptool.Cancellation(kind(0.5))))  # not rounded to a time
+
+    watched, model = tmp_path / "watched.pth", live()
+    watched.write_bytes(PATH.read_bytes())
+    model.watch(watched, every=kind(0.01))
+    other = {name: one + 1 for name, one in ckptool.load(PATH).items()}
+    ckptool.save(other, tmp_path / "other.pth")
+    before, until = model.digest, time.monotonic() + 9
+    (tmp_path / "other.pth").replace(watched)
+    while model.digest == before and time.monotonic() < until:
+        time.sleep(0.01)
+    model.unwatch()
+    assert model.digest != before
 
 
 def test_what_is_for_new_files_is_refused_in_place() -> None:

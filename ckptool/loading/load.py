@@ -205,7 +205,7 @@ def share_of(weights: Weights, shard: Shard | None) -> Weights:
     """
     cuts: dict[str, Cut] = {}
     for glob, cut in (shard or {}).items():
-        _, rank, world = cut
+        cut = _, rank, world = int(cut[0]), int(cut[1]), int(cut[2])
         if not 0 <= rank < world:
             raise ValueError(f"shard[{glob!r}] is (dimension, rank, ranks), and has rank {rank} of {world}")
         for name in names_matching("shard", glob, list(weights.tensors)):

@@ -132,7 +132,7 @@ def _with_weights(given: Path | Sequence[Path] | Mapping[Path, float], scale: fl
         raise ValueError("one adapter is given twice")
     if both := next((one for one in real if not is_remote(one) and os.path.dirname(one) in real), None):
         raise ValueError(f"one adapter is given twice, as a folder and as a file in it: {os.path.basename(both)}")
-    found = {os.fspath(path): scale * weights.get(path, 1.0) for path in (weights or paths)}
+    found = {os.fspath(path): scale * float(weights.get(path, 1.0)) for path in (weights or paths)}
     if not all(map(math.isfinite, found.values())):
         raise ValueError(f"adapters are multiplied by finite numbers, not {list(found.values())}")
     return found
@@ -145,10 +145,11 @@ def _checked(shares: Sequence[float] | None, ema: float | None, count: int) -> S
         return [ema ** (count - 1), *((1 - ema) * ema ** (count - 1 - number) for number in range(1, count))]
     if shares is None:
         return [1.0] * count
+    shares = [float(one) for one in shares]
     if len(shares) != count or not all(math.isfinite(one) and one >= 0 for one in shares):
-        raise ValueError(f"shares are {count} numbers that are not negative, not {list(shares)}")
+        raise ValueError(f"shares are {count} numbers that are not negative, not {shares}")
     if not 0 < sum(shares) < math.inf:
-        raise ValueError(f"shares have a finite sum above 0, not {list(shares)}")
+        raise ValueError(f"shares have a finite sum above 0, not {shares}")
     return shares
 
 

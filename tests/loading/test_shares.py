@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import ckptool
 from ckptool.sources import files
 from tests.each import each
-from tests.loading.same import assert_same
+from tests.loading.same import assert_same, saved
 
 CUTS = {"*.q.weight": (0, 1, 4), "*.o.weight": (1, 1, 4), "*.t": (-1, 2, 4), "embed": (0, 0, 2), "*.b": (0, 3, 4)}
 
@@ -135,3 +136,9 @@ def test_a_lazy_tensor_gives_boxes(state: dict[str, torch.Tensor], tmp_path: Pat
         for wrong in (3, (), (slice(1), 2), (slice(1),) * 3):
             with pytest.raises(TypeError, match="a slice of each dimension"):
                 lazy[wrong]
+
+
+def test_ranks_may_be_numbers_of_numpy() -> None:
+    data = saved({"w": torch.arange(400)})
+    cut: Any = (np.int8(0), np.uint8(1), np.uint8(2))  # 400 is no uint8
+    assert ckptool.load(data, shard={"w": cut})["w"].tolist() == list(range(200, 400))

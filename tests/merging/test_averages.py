@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -211,3 +212,11 @@ def test_what_a_hint_names_is_an_option(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_file("mean.safetensors")["a"].tolist() == [65504, 65504]
     assert "--allow-unmatched" in invoke([*words, "--exclude", "b", "--exclude", "c", "--force"]).stderr
     assert invoke([*words, "--exclude", "b", "--keep-dtype", "a", "--force"]).exit_code == 0
+
+
+def test_numbers_of_numpy_are_added_as_those_of_python(tmp_path: Path) -> None:
+    for name, value in (("one", 0.0), ("two", 3.0)):
+        torch.save({"w": torch.full((2,), value)}, tmp_path / name)
+    shares = (np.uint8(200), np.uint8(100))  # their sum as uint8 is 44
+    ckptool.merge(tmp_path / "one", tmp_path / "mean.pth", average=tmp_path / "two", shares=shares)  # type: ignore[arg-type]
+    assert ckptool.load(tmp_path / "mean.pth")["w"].tolist() == [1, 1]
