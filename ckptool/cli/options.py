@@ -98,6 +98,13 @@ def _arguments(_ctx: click.Context, param: click.Parameter, given: tuple[str, ..
     return found
 
 
+def _numbers(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
+    found = _arguments(ctx, param, given)
+    if wrong := [name for name, value in found.items() if type(value) is not int]:
+        raise click.BadParameter(f"{wrong[0]} is no whole number", param_hint=param.opts[0])
+    return found
+
+
 model_arg_option = click.option(
     "--model-arg",
     "model_arguments",
@@ -114,7 +121,7 @@ recipe_options = together(
         "recipe_arguments",
         multiple=True,
         metavar="K=N",
-        callback=_arguments,
+        callback=_numbers,
         help="A number for --recipe that no config.json beside the file says. Repeatable.",
     ),
 )

@@ -127,6 +127,13 @@ def test_a_key_is_given_once(option: str, model: str) -> None:
     assert f"{option}: 'a' is given twice" in done.stderr
 
 
+@each("value", ["x", "1.5", "True", "'3'", "[1]"])
+def test_an_argument_of_a_recipe_is_a_whole_number(value: str, model: str) -> None:
+    for words in (["migrate", model, "new.pth"], ["diff", model, model]):
+        done = run(*words, "--recipe", "dinov2", "--recipe-arg", f"heads={value}", code=2)
+        assert "--recipe-arg: heads is no whole number" in done.stderr
+
+
 A = str(VALID / "lenet-state-dict-cpu-zip.pth")
 OLD = str(VALID / "lenet-model-forged-cuda0-legacy.pth")
 
