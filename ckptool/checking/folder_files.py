@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -100,7 +101,7 @@ def survey(path: str, checkpoint: Checkpoint | None, limits: Limits) -> Neighbou
                 if _identity(os.path.join(folder.path, name)) not in known:
                     found.append((name, _of_file(folder, name, limits)))
             # programs that loaders run by the names of files, or by settings
-            programs = other_programs.among(dict.fromkeys(names), folder.head)
+            programs = other_programs.among(dict.fromkeys(names), partial(_head, folder))
             found += ((one[0], _of_program(one)) for one in programs)
     except Failure as error:
         found.append(("", Survey(unseen=(error.message,))))
@@ -122,7 +123,7 @@ def of_name(path: str, limits: Limits) -> Survey:
             with closing(folder_source(place, limits.cancellation)) as source:
                 names = [name, *filter(None, islice(_names(source, []), _MOST_FILES))]
                 if not name.endswith(".py") or any(map(is_likely, names)):
-                    programs = other_programs.among(dict.fromkeys(names), source.head)
+                    programs = other_programs.among(dict.fromkeys(names), partial(_head, source))
                     return merged([("", _of_program(one)) for one in programs if one[0] == name])
     return Survey()
 
@@ -155,7 +156,7 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
     search = Search(limits, modules_beside(path))
     unread: tuple[str, ...] = ()
     try:
-        with closing(folder.detached(name)) as source:
+        with closing(folder.detached(_target(folder, name))) as source:
             if source.nbytes:
                 safety.search_file(search, name, source)
                 search.in_text(source)
@@ -170,6 +171,18 @@ def _of_file(folder: FolderSource, name: str, limits: Limits) -> Survey:
             unread = (error.message.removeprefix(f"{name!r}: "),)
     found = search.survey()
     return found._replace(unseen=(*found.unseen, *unread))
+
+
+def _target(folder: FolderSource, name: str) -> str:
+    """Return the name of the file that a link stands for, if it leads to one in the folder; else the name itself."""
+    path = os.path.join(folder.path, name)
+    if is_remote(folder.path) or not (os.path.islink(path) and os.path.isfile(path) and is_below(folder.path, path)):
+        return name
+    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder.path)).replace(os.sep, "/")
+
+
+def _head(folder: FolderSource, name: str, most: int) -> bytes:
+    return folder.head(_target(folder, name), most)
 
 
 def _names(folder: FolderSource, passed: list[str]) -> Iterator[str | None]:

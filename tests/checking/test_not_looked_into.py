@@ -428,6 +428,23 @@ def test_a_link_that_leads_out_of_a_folder_is_said(tmp_path: Path) -> None:
     assert "a link that leads out of the folder, which is not followed" in found[0].message
 
 
+LINKED = {
+    "Hydra": ("CK209", "config.yaml", b"_target_: os.system\n"),
+    "MLflow": ("CK209", "MLmodel", b"loader_module: evilmod\n"),
+    "NeMo": ("CK216", "model_config.yaml", b"target: os.system\n"),
+    "TensorFlow": ("CK209", "saved_model.pb", b"\x08\1"),
+    "auto_map": ("CK217", "config.json", b'{"auto_map": {"AutoModel": "x.Net"}}'),
+}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_in_a_folder_is_read_by_its_own_name(name: str, tmp_path: Path) -> None:
+    code, link, content = LINKED[name]
+    place = written(tmp_path / "x", {"below/a.txt": content, "x.py": b""})
+    (place / link).symlink_to("below/a.txt")
+    assert codes(place) == {code}
+
+
 def test_folders_of_version_control_are_counted_and_said(tmp_path: Path) -> None:
     place = written(tmp_path / "x", {".git/objects/aa": EVIL, "a/.venv/x.pkl": EVIL})
     (found,) = check(place).findings
