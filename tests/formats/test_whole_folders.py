@@ -903,6 +903,12 @@ NAMED: dict[str, tuple[Change, Change, str, str]] = {
     "a download into the blobs of a cache": (_hub, _unfinished("models--someone--tiny/blobs"), "CK163", ""),
     "a download into a folder": (_hub, _unfinished(SNAPSHOT), "CK163", ""),
     "a component without weights": (_components, _gone(COMPONENT), "CK164", "'vae' has no weights in its folder"),
+    "an index of components that is cut": (
+        _components,
+        lambda f: (f / "model_index.json").write_text('{"_class'),
+        "CK164",
+        "'model_index.json' is empty or broken",
+    ),
     "a component that is gone": (_components, lambda f: shutil.rmtree(f / "vae"), "CK164", "'vae' is not there"),
     "a component that is a link": (_components, _as_a_link("vae"), "CK164", "'vae' is a link, which is not followed"),
     "a component of speechbrain": (

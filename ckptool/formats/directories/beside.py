@@ -142,6 +142,9 @@ def missing(folder: FolderSource, choice: Choice, opened: Parsed, components: Ma
         why = some([f"{name!r} {why}" for name, why in components.items()])
         what = f"{counted(len(components), 'component')} of the pipeline without weights: {why}"
         yield Remark("CK164", what, "Download what is missing, if the whole pipeline is needed.")
+    if PIPELINE in folder.files and not json_object(folder, PIPELINE):
+        what = f"{PIPELINE!r} is empty or broken, and nothing else says which components there are"
+        yield Remark("CK164", what, "Get it again.")
     yield from _without_weights(folder, choice, opened)
     if _PARAMETERS in folder.files:
         yield from _without_parts(folder)

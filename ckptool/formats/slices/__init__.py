@@ -130,6 +130,10 @@ def as_part(parsed: Parsed, name: str, place: str, names: Iterable[str], opening
     return marked_if_incomplete(parsed, own, place, beside)
 
 
+def _with_all(place: str) -> str:
+    return f"Give {show(place)}, the folder with all of them."
+
+
 def _shard(place: str, name: str, names: Iterable[str]) -> PartOf | None:
     shard = filenames.shard_of(name)
     if shard is None or shard[2] <= 1:
@@ -148,7 +152,7 @@ def marked_if_incomplete(parsed: Parsed, name: str, place: str, names: Sequence[
         what = f"an index that does not name {some(unnamed)} of the same set" if unnamed else ""
         remedy = "Get the index again, or remove what is left from another save."
     elif (text := parsed.metadata.get(OF_PIECES)) and (name.startswith("shard-") or not begins_at_zero(text)):
-        what, remedy = "pieces of tensors, as one rank wrote them", f"Give {show(place)}, the folder with all of them."
+        what, remedy = "pieces of tensors, as one rank wrote them", _with_all(place)
     elif what := later_layers(own):
         pass
     elif set_of(name, names).nearest or not own:
@@ -346,7 +350,8 @@ def _of_parameter(place: str, name: str) -> PartOf | None:
             above, folder = os.path.split(above)
             if folder == top and os.path.exists(os.path.join(above, mark)):
                 whole = above if os.path.isabs(place) else os.path.relpath(above)
-                return PartOf(f"one of the files of {whose}, each a parameter or a part of one", whole, is_slice=True)
+                what = f"one of the files of {whose}, each a parameter or a part of one"
+                return PartOf(what, whole, True, _with_all(whole))
     return None
 
 
