@@ -185,7 +185,8 @@ def _read_file(probe: Probe, path: Origin, member: str | None) -> Parsed:
     except Failure as error:
         explained = slices.explained(error, path)
         if explained is error:
-            if isinstance(error, NotACheckpoint | UnknownFormat):
+            # Only for names that indices have: a scan of many foreign files would list their folder for each of them.
+            if isinstance(error, NotACheckpoint | UnknownFormat) and path.endswith(".json"):
                 _lead_to_folder(error, os.path.dirname(path) or ".")
             raise
         raise explained from error
