@@ -12,7 +12,6 @@ row-major order, little-endian), and its name without wrappers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -593,6 +592,8 @@ def digest_or_why(checkpoint: Checkpoint, limits: Limits = DEFAULT_LIMITS) -> Kn
 
 
 def _hex(text: str) -> str:
+    from hashlib import sha256  # takes 3 MiB of memory, and only digests need it
+
     return sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -616,6 +617,8 @@ def _described(info: TensorInfo, name: str, limits: Limits, in_memory: InMemory,
     """Return a text of type, shape and SHA-256 of a tensor; if it is not strided, of layout, details and parts, too."""
     if info.storage is None and not info.parts:
         raise UnsupportedFeature(f"tensor {name!r} has no bytes in the file", kind="no-plain-bytes")
+    from hashlib import sha256  # as above
+
     contents = sha256()
     if info.storage is not None and hashed is None:
         known = in_memory(info)

@@ -87,9 +87,7 @@ class TiedReader(nn.Module):
     def __init__(self, size: int = 48) -> None:
         super().__init__()
         self.embedding = nn.Embedding(GREY_LEVELS + CLASSES, size)
-        angles = torch.arange(49)[:, None] * torch.exp(torch.arange(0, size, 2) * (-math.log(1e4) / size))
-        sinusoids = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :size].contiguous()
-        self.register_buffer("positions", sinusoids, persistent=False)
+        self.register_buffer("positions", _sinusoids(49, size), persistent=False)
         self.lstm = nn.LSTM(size, size, batch_first=True)
         self.norm = nn.BatchNorm1d(size)
         self.head = nn.Linear(size, GREY_LEVELS + CLASSES, bias=False)
@@ -101,6 +99,11 @@ class TiedReader(nn.Module):
         states = self.lstm(self.embedding(levels) + self.positions)[0]
         words: Tensor = self.head(self.norm(states.mean(1)))
         return words[:, -10:]
+
+
+def _sinusoids(length: int, size: int) -> Tensor:
+    angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, size, 2) * (-math.log(1e4) / size))
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :size].contiguous()
 
 
 @dataclass(frozen=True, slots=True)
