@@ -16,7 +16,7 @@ from ckptool import check
 from ckptool.archives import zips as zips_module
 from tests import zip_bytes
 from tests.build import COMPRESSED, call, named, pickled, raw, tar_file, zip_file
-from tests.checking.test_would_run import system
+from tests.checking.test_safety import system
 from tests.program import invoke
 from tests.scale import in_turn
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckptool import check
 from tests.build import call, named
-from tests.checking.test_would_run import CONTAINERS, PIECES
+from tests.checking.test_safety import CONTAINERS, PIECES
 from tests.fuzz.calls import missing, program, run_files, unpickled
 from tests.hostile.cases.every import CASES
 from tests.scale import exhaustive, scaled, step, times
